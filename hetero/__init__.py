@@ -25,9 +25,9 @@ from the ground up; a module imports only from those before its own:
 
 Beside the library, ``pipelines/`` runs the notebooks as ``dvc.yaml`` says; ``pipelines/studies``
 holds the papers' claims and experiments, ``pipelines/bench`` how fast things are. Every number has
-a source: ``data/specs``, ``data/measured``, ``data/published``. Where to add a GPU, a router or a
-planner is in ``pipelines/docs/pages/reading.md``, which function holds which equation of the papers
-in ``papers.md`` beside it.
+a source: ``data/specs``, ``data/measured``, ``data/published``. How to add a GPU, a router or a
+planner is in ``CONTRIBUTING.md``, which function holds which equation of the papers in
+``pipelines/docs/pages/papers.md``.
 
 Examples
 --------

@@ -76,7 +76,7 @@ def claims(
 
 def figures(as_json: options.AsJson = False) -> None:
     """Show which figures, tables and algorithms of the papers are regenerated, and where."""
-    from pipelines.studies.claims import coverage
+    from pipelines.studies.coverage import coverage
 
     found = coverage(_results())
     _print(found.table(), as_json, found.records())

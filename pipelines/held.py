@@ -41,7 +41,8 @@ def held(path: Path, what: str) -> Iterator[int]:
     try:
         end = time.monotonic() + _WAIT_S
         while taken(file) is False:
-            holder, since = _holder(path)
+            number, _, since = path.read_text(encoding="utf-8").strip().partition(" ")
+            holder = int(number) if number.isdecimal() else 0
             if time.monotonic() > end or (holder and psutil.pid_exists(holder)):
                 who = f" (pid {holder}, since {since})" if holder else ""
                 raise HeteroError(
@@ -65,8 +66,3 @@ def taken(file: int) -> bool | None:
     except OSError as error:
         return False if error.errno in (errno.EAGAIN, errno.EACCES) else None
     return True
-
-
-def _holder(path: Path) -> tuple[int, str]:
-    number, _, since = path.read_text(encoding="utf-8").strip().partition(" ")
-    return (int(number) if number.isdecimal() else 0), since

@@ -42,23 +42,14 @@ def _metrics(folder: Path, verdicts: Verdicts) -> Iterator[tuple[str, dict[str, 
         "reproduced",
         {paper: verdicts.of(paper).counts["reproduced"] for paper in PAPERS},
     )
-    yield "theta", _theta(_table(folder, "04_request_scheduling", "theta"))
-    yield "bins", _bins(_table(folder, "05_heteroserve", "sweeps"))
-    yield "skew", _skew(_table(folder, "07_island_outer_loop", "skew"))
-    yield "error [%]", _errors(_table(folder, "12_fidelity", "engine_errors"))
-    yield "goodput [% of best]", _goodput(_table(folder, "13_arena", "league"))
-
-
-def _table(folder: Path, notebook: str, name: str) -> pd.DataFrame:
-    """A table of a notebook; an empty one where the notebook has not run."""
-    path = folder / notebook / f"{name}.csv"
-    return pd.read_csv(path) if path.is_file() else pd.DataFrame()
+    for name, (notebook, table, read) in _TABLES.items():
+        path = folder / notebook / f"{table}.csv"
+        if path.is_file() and len(found := pd.read_csv(path)):
+            yield name, read(found)
 
 
 def _theta(table: pd.DataFrame) -> dict[str, float]:
     """Best weight of Xiong et al.'s Algorithm 2 with their link and predictor, all at once."""
-    if table.empty:
-        return {}
     first = table.iloc[0]
     paper = table[(table["link"] == first["link"]) & (table["predictor"] == first["predictor"])]
     at_once = paper[paper["rate [req/s]"] == paper["rate [req/s]"].max()]
@@ -70,8 +61,6 @@ def _bins(table: pd.DataFrame) -> dict[str, float]:
 
     Taken where long prompts have a place of their own: elsewhere K moves nothing.
     """
-    if table.empty:
-        return {}
     first = table.iloc[0]
     rows = table[(table["load"] == first["load"]) & (table["decode"] == first["decode"])]
     return _best(
@@ -84,8 +73,6 @@ def _bins(table: pd.DataFrame) -> dict[str, float]:
 
 def _skew(table: pd.DataFrame) -> dict[str, float]:
     """Best range of the divider's skew after the last iteration, mean over seeds."""
-    if table.empty:
-        return {}
     last = table[table["iteration"] == table["iteration"].max()]
     name = "best throughput [requests/s]"
     return _best(last.groupby("skew up to", as_index=False)[[name]].mean(), "skew up to", name)
@@ -101,8 +88,6 @@ def _best(
 
 def _errors(table: pd.DataFrame) -> dict[str, float]:
     """Mean absolute error of simulated mean latencies against measured engines."""
-    if table.empty:
-        return {}
     means = table[table["statistic"] == "mean"]
     by_quantity = means["error_percent"].abs().groupby(means["quantity"], sort=False).mean()
     return {str(name): _digits(error) for name, error in by_quantity.items()}
@@ -110,11 +95,18 @@ def _errors(table: pd.DataFrame) -> dict[str, float]:
 
 def _goodput(table: pd.DataFrame) -> dict[str, float]:
     """Every planner's goodput over the best single one's, mean over all cases of the arena."""
-    if table.empty:
-        return {}
     shares = table.set_index("planner")["mean over all cases [% of best]"].sort_index()
     return {str(name): _digits(share) for name, share in shares.items()}
 
 
 def _digits(number: Any) -> float:
     return float(f"{number:.6g}")
+
+
+_TABLES = {
+    "theta": ("04_request_scheduling", "theta", _theta),
+    "bins": ("05_heteroserve", "sweeps", _bins),
+    "skew": ("07_island_outer_loop", "skew", _skew),
+    "error [%]": ("12_fidelity", "engine_errors", _errors),
+    "goodput [% of best]": ("13_arena", "league", _goodput),
+}

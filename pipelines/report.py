@@ -34,18 +34,10 @@ from hetero.files import writing
 from pipelines import dependencies, metrics, pages, schema, source
 from pipelines.studies import claims
 from pipelines.studies.answers import Answer, answer
-from pipelines.studies.coverage import DRAWINGS, Covered
+from pipelines.studies.coverage import DRAWINGS, Covered, coverage
 from pipelines.studies.published import PAPERS, manifests
 from pipelines.studies.results import MANIFEST
 
-#: As the report names the papers.
-TITLES = {
-    "xiong": "Xiong et al.",
-    "heteroserve": "HeteroServe",
-    "rignall": "Rignall",
-    "helix": "Helix",
-    "thunderserve": "ThunderServe",
-}
 _ROWS = 7  # of a table of the first screen
 _DETAILS = f"{pages.FOLDER}/claims.html"
 #: Of the first screen: title, notebook, table, its columns and their headings, whether the largest
@@ -213,15 +205,15 @@ def _rests_on(notebook: str) -> Iterator[str]:
 
 def papers(folder: Path, verdicts: claims.Verdicts) -> list[Paper]:
     """One entry per paper, in the order in which the ledger has them."""
-    covered = claims.coverage(folder)
+    covered = coverage(folder)
     return [
         Paper(
             paper,
-            TITLES[paper],
+            title,
             verdicts.of(paper),
             tuple(_item(row) for row in covered if row.figure.paper == paper),
         )
-        for paper in PAPERS
+        for paper, title in PAPERS.items()
     ]
 
 
@@ -367,7 +359,7 @@ def _unnamed(row: dict[str, Any]) -> Iterator[str]:
             rf"{re.escape(where)}(?!\w)", row["caption"]
         )
         if not named:
-            yield f"{TITLES.get(paper, paper)}, {where}"
+            yield f"{PAPERS.get(paper, paper)}, {where}"
 
 
 def _cells(path: Path) -> list[list[str]]:
@@ -431,7 +423,7 @@ def render(folder: Path) -> tuple[str, str]:
             for path in (found[0].rests_on if found else ())
             if all(path in one.rests_on for one in found)
         ],
-        coverage=claims.coverage(folder).summary,
+        coverage=coverage(folder).summary,
         profiles=profiles(folder, verdicts),
         panels=panels(folder),
         sweeps=list(sweeps(folder)),

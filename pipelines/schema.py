@@ -234,9 +234,10 @@ def _check(
                 f"{where}: the parameter is missing{tail}.",
                 resolve=f"add it ({about}).",
             ) from None
+        other = first["msg"].replace("Input should be", "use a value that is", 1)
         raise ParameterError(
             f"{where}: got {_shown(first['input'])}{tail}.",
-            resolve=f"{_need(first['type'], first['msg'])}.",
+            resolve=f"{_NEEDS.get(first['type'], other)}.",
         ) from None
 
 
@@ -247,12 +248,6 @@ _NEEDS = {
     "string_type": "write text",
     "list_type": "write a list, as in [1, 2]",
 }
-
-
-def _need(kind: str, message: str) -> str:
-    if kind in _NEEDS:
-        return _NEEDS[kind]
-    return message.replace("Input should be", "use a value that is", 1)
 
 
 def _shown(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,7 +14,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+Positive = Annotated[float, Field(gt=0)]
+Unsigned = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
 Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Swept = Annotated[list[Positive], Field(min_length=1)]
+Weights = Annotated[list[Unsigned], Field(min_length=1)]
+Window = Annotated[list[Unsigned], Field(min_length=2, max_length=2)]
+Counts = Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2)]
 
 
 class QuickstartSection(Section):
@@ -48,9 +56,7 @@ class TensorParallelSearchSection(Section):
     duplicated: int = Field(
         ge=1, description="requests per sample of the simulation, each sent eight times"
     )
-    overheads_ms: list[Annotated[float, Field(ge=0)]] = Field(
-        min_length=1, description="engine time per step for the sensitivity [ms]"
-    )
+    overheads_ms: Weights = Field(description="engine time per step for the sensitivity [ms]")
 
 
 class RequestSchedulingSection(Section):
@@ -60,24 +66,15 @@ class RequestSchedulingSection(Section):
         description="one sample of requests, arrivals and predictions is drawn with each"
     )
     requests: int = Field(ge=1, description="requests per sample; 4,000 in the paper")
-    thetas: list[Annotated[float, Field(ge=0)]] = Field(
-        min_length=1, description="weights of the KV usage in eq. 7; 2 in the paper"
-    )
-    spreads: list[Annotated[float, Field(ge=0)]] = Field(
-        min_length=1, description="spreads of the logarithm of predicted over true outputs"
-    )
-    overheads_ms: list[Annotated[float, Field(ge=0)]] = Field(
-        min_length=1, description="engine time per step for the sensitivity [ms]"
-    )
+    thetas: Weights = Field(description="weights of the KV usage in eq. 7; 2 in the paper")
+    spreads: Weights = Field(description="spreads of the logarithm of predicted over true outputs")
+    overheads_ms: Weights = Field(description="engine time per step for the sensitivity [ms]")
     trace_requests: int = Field(
         ge=2, description="requests of the conversation trace for the router of your own"
     )
 
 
-Swept = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
-
-
-class HeteroServeSection(Section):
+class HeteroserveSection(Section):
     """Parameters of 05_heteroserve."""
 
     seeds: list[Annotated[int, Field(ge=0)]] = Field(
@@ -88,9 +85,7 @@ class HeteroServeSection(Section):
     long_shares: list[Annotated[float, Field(ge=0, le=1)]] = Field(
         min_length=1, description="shares of prompts above 2,048 tokens"
     )
-    margins: list[Annotated[float, Field(ge=0)]] = Field(
-        min_length=1, description="safety margins delta; 0.1 in the paper"
-    )
+    margins: Weights = Field(description="safety margins delta; 0.1 in the paper")
     queue_limits: Swept = Field(description="queue limits Q_max [requests]; 32 in the paper")
     dampings: Swept = Field(description="dampening factors lambda; 2 in the paper")
     bins: list[Annotated[int, Field(ge=2, le=32)]] = Field(
@@ -124,24 +119,14 @@ class IslandOuterLoopSection(Section):
         ge=2, description="batches of the searches for Table 5.1; 15 in the thesis"
     )
     iterations: int = Field(ge=2, description="batches of the divider searches; 20 in the thesis")
-    batches: list[Annotated[int, Field(ge=2)]] = Field(
-        min_length=2, description="layouts per batch"
-    )
-    skews: list[Annotated[float, Field(ge=0)]] = Field(
-        min_length=2, description="largest absolute skew of the divider"
-    )
-    minimums: list[Annotated[int, Field(ge=2)]] = Field(
-        min_length=2, description="smallest island [GPUs], each twice the one before"
-    )
+    batches: Counts = Field(description="layouts per batch")
+    skews: list[Unsigned] = Field(min_length=2, description="largest absolute skew of the divider")
+    minimums: Counts = Field(description="smallest island [GPUs], each twice the one before")
     direct_iterations: int = Field(
         ge=2, description="batches of the direct searches; 10 in the thesis"
     )
-    direct_batches: list[Annotated[int, Field(ge=2)]] = Field(
-        min_length=2, description="layouts per batch of the direct searches"
-    )
-    slots: list[Annotated[int, Field(ge=2)]] = Field(
-        min_length=2, description="K, islands per GPU type in the direct search"
-    )
+    direct_batches: Counts = Field(description="layouts per batch of the direct searches")
+    slots: Counts = Field(description="K, islands per GPU type in the direct search")
     saas_seeds: list[Annotated[int, Field(ge=0)]] = Field(
         description="trials with SAASBO; none leaves it out"
     )
@@ -157,10 +142,8 @@ class LayerPlacementSection(Section):
     planned: list[str] = Field(
         min_length=1, description="settings that our planner plans, as cluster and model"
     )
-    window_s: list[Annotated[float, Field(ge=0)]] = Field(
-        min_length=2,
-        max_length=2,
-        description="warm-up and end of the simulated offline serving [s]; 60 and 660 in the paper",
+    window_s: Window = Field(
+        description="warm-up and end of the simulated offline serving [s]; 60 and 660 in the paper"
     )
     seeds: Seeds = Field(
         description="one draw of requests each for the claims; the first also plans and is drawn"
@@ -171,31 +154,17 @@ class HelixServingSection(Section):
     """Parameters of 09_helix_serving."""
 
     settings: list[str] = Field(min_length=1, description="clusters and models that are served")
-    offline_s: list[Annotated[float, Field(ge=0)]] = Field(
-        min_length=2, max_length=2, description="warm-up and end of offline serving [s]"
-    )
+    offline_s: Window = Field(description="warm-up and end of offline serving [s]")
     online_s: float = Field(ge=3, description="test of online serving [s]; 1800 in the paper")
-    shares: list[Annotated[float, Field(gt=0, le=1)]] = Field(
+    shares: list[Share] = Field(
         min_length=1, description="of the largest KV cache per layer, in the chains that are tried"
     )
-    shallow: list[Annotated[float, Field(gt=0, le=1)]] = Field(
+    shallow: list[Share] = Field(
         description="shares of the largest flow for which shallower placements are sought"
     )
     seeds: Seeds = Field(
         description="one draw of requests each for the claims; the first also plans and is drawn"
     )
-
-
-class FidelitySection(Section):
-    """Parameters of 12_fidelity."""
-
-    helix_offline_s: float = Field(
-        gt=0, description="length of Helix's offline runs after a minute of warm-up [s]"
-    )
-    helix_online_s: float = Field(gt=0, description="length of Helix's online runs [s]")
-    requests: int = Field(ge=100, description="requests per simulated plan")
-    draws: int = Field(ge=10, description="draws of the step times")
-    seed: int = Field(ge=0, description="seed of the draws and of the workload")
 
 
 class PhaseSplittingSection(Section):
@@ -214,7 +183,7 @@ class PhaseSplittingSection(Section):
     )
 
 
-class ThunderServeSection(Section):
+class ThunderserveSection(Section):
     """Parameters of 11_thunderserve."""
 
     seeds: Seeds = Field(
@@ -234,6 +203,18 @@ class ThunderServeSection(Section):
     every_loss: list[Literal["coding", "conversation"]] = Field(
         description="workloads for which every group, machine and some links are lost in turn"
     )
+
+
+class FidelitySection(Section):
+    """Parameters of 12_fidelity."""
+
+    helix_offline_s: float = Field(
+        gt=0, description="length of Helix's offline runs after a minute of warm-up [s]"
+    )
+    helix_online_s: float = Field(gt=0, description="length of Helix's online runs [s]")
+    requests: int = Field(ge=100, description="requests per simulated plan")
+    draws: int = Field(ge=10, description="draws of the step times")
+    seed: int = Field(ge=0, description="seed of the draws and of the workload")
 
 
 class ArenaSection(Section):
@@ -285,7 +266,7 @@ class CalibrationSection(Section):
     recomputed: list[Literal["first", "second"]] = Field(
         description="generations of vLLM whose errors are made anew where the published runs are"
     )
-    bars_percent: list[Annotated[float, Field(gt=0)]] = Field(
+    bars_percent: list[Positive] = Field(
         min_length=3,
         max_length=3,
         description="left-out errors of TPOT, E2E and TTFT that are accepted [%]",
@@ -305,22 +286,7 @@ class MixedFleetsSection(Section):
 
 
 SECTIONS: Final[dict[str, type[Section]]] = {
-    "quickstart": QuickstartSection,
-    "workloads": WorkloadsSection,
-    "latency_fitting": LatencyFittingSection,
-    "tensor_parallel_search": TensorParallelSearchSection,
-    "request_scheduling": RequestSchedulingSection,
-    "heteroserve": HeteroServeSection,
-    "island_inner_loop": IslandInnerLoopSection,
-    "island_outer_loop": IslandOuterLoopSection,
-    "layer_placement": LayerPlacementSection,
-    "helix_serving": HelixServingSection,
-    "phase_splitting": PhaseSplittingSection,
-    "thunderserve": ThunderServeSection,
-    "fidelity": FidelitySection,
-    "arena": ArenaSection,
-    "explorer": ExplorerSection,
-    "live": LiveSection,
-    "calibration": CalibrationSection,
-    "mixed_fleets": MixedFleetsSection,
+    re.sub("(?<=[a-z])(?=[A-Z])", "_", one.__name__.removesuffix("Section")).lower(): one
+    for one in Section.__subclasses__()
 }
+"""By the name of the class, which is that of the notebook."""

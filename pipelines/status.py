@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,15 +191,3 @@ def _report(
     if waits:
         reasons.insert(0, f"it shows the results of {', '.join(waits)}")
     return StageState("report", "stale" if reasons else "fresh", tuple(reasons))
-
-
-def main() -> None:
-    """Print the state of every stage, without the installed ``hetero``."""
-    try:
-        print(status())
-    except HeteroError as error:
-        sys.exit(f"Error: {error}")
-
-
-if __name__ == "__main__":
-    main()

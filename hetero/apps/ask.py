@@ -318,7 +318,7 @@ class Ask:
         if math.isinf(rate):
             return trace.all_at_once(), "all at once"
         process, _ = self.arriving(trace)
-        came = f"{sustained.ARRIVING[process]}, {rate:g} requests/s"
+        came = sustained.came(trace, process, f", {rate:g} requests/s")
         if process == "scaled":
             return trace.rescale(rate_rps=rate), came
         return sustained.arrivals(trace, len(trace), rate, seed), came

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.catalog import Gpu, Link
 from hetero.cluster.machine import COLUMNS, Machine
 from hetero.cluster.network import Network
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

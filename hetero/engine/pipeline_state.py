@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats, Ints
 from hetero.engine.state import GAP_BINS, REQUEST, Memory
 from hetero.errors import ParameterError
 
 Records = NDArray[np.void]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # What a node is doing.
 IDLE, BUSY, DOWN = 0, 1, 2

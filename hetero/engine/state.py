@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.engine import prefix
 from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
 
 Records = NDArray[np.void]
-Floats = NDArray[np.float64]
 
 # What a replica is doing. AT_BOUNDARY: a step has ended and the next has not been chosen yet.
 IDLE, AT_BOUNDARY, IN_DECODE, IN_PREFILL, DOWN = 0, 1, 2, 3, 4

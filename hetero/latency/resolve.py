@@ -236,6 +236,7 @@ def calibration_of(
     return next((one for one in wanted if one in known), None)
 
 
+@lru_cache(maxsize=256)  # cost models ask for that of a GPU and degree at every pipeline
 def measured(
     gpu: Gpu,
     llm: Llm,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError, require, require_not_negative
-
-Floats = NDArray[np.float64]
 
 # Tokens between two knots: slopes over less overflow, while rounding parts some by 1e-13.
 _NEAREST = 1e-100

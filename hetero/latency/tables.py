@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import FitError, ParameterError
 from hetero.latency.accuracy import Accuracy
@@ -18,7 +19,6 @@ from hetero.latency.step import StepModel
 if TYPE_CHECKING:
     from hetero.rows import Rows
 
-Floats = NDArray[np.float64]
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 

@@ -42,9 +42,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.spatial import ConvexHull
 
+from hetero.arrays import Floats
 from hetero.bounds import StepKind, fleet_rps
 from hetero.costs.rates import PipelineStage, Rates
 from hetero.costs.replicas import compared_replica
@@ -58,8 +58,6 @@ from hetero.planners.rignall.rates import PHASES
 from hetero.programs import Program
 from hetero.question import Question
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

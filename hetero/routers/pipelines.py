@@ -14,14 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Flags
 from hetero.engine.compiled import compiled
 from hetero.engine.pipeline_kv import room
 from hetero.engine.pipeline_state import DRAWS
 from hetero.errors import InfeasibleError, require_not_negative, require_share
 from hetero.placement.network import FlowNetwork
 from hetero.routers.base import Floats, Request
-
-Flags = NDArray[np.bool_]
 
 FLOW, SWARM, RANDOM, SHORTEST_QUEUE = 0, 1, 2, 3
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats, Ints
 from hetero.engine import held, state
 from hetero.engine.replica import advance_all
 from hetero.errors import ParameterError
@@ -18,8 +18,6 @@ from hetero.simulator import loop
 from hetero.simulator.watch import CHECKS, Watch
 from hetero.workload import Trace
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of requests just routed."""
 

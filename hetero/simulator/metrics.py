@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.encoding import finite
 from hetero.errors import ParameterError, require
 from hetero.simulator.run import Run
 
-Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 95, 99)
 METRIC_COLUMNS = (Column("metric"), Column("value"), Column("unit"))
 

@@ -8,10 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Flags
 from hetero.errors import InfeasibleError
 from hetero.placement.network import FlowNetwork
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

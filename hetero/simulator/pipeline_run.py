@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.catalog import gpu
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
@@ -25,7 +26,6 @@ from hetero.workload import Trace
 if TYPE_CHECKING:
     from hetero.simulator.pipelines import Simulation
 
-Floats = NDArray[np.float64]
 PERCENTILES = (5, 25, 50, 75, 95)
 """Those that Helix reports."""
 OFFLINE_S = (60.0, 660.0)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.engine import pipeline_state as state
 from hetero.engine.state import NO_REPLICA, REJECTED, WAITING
 from hetero.errors import require, require_not_negative
@@ -27,8 +28,6 @@ from hetero.simulator.pipeline_run import PipelineRun, kv_entries
 from hetero.streams import stream
 from hetero.workload import Trace
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 Window = tuple[float, float]
 
 PROMPT_TOKENS = 2048

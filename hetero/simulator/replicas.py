@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.deployment import Deployment, KvLink, Replica
 from hetero.engine import state
 from hetero.engine.failure import fail, recover
@@ -24,7 +25,6 @@ from hetero.simulator.watch import Watch
 from hetero.streams import stream
 from hetero.workload import Trace
 
-Floats = NDArray[np.float64]
 What: TypeAlias = Literal["fail", "recover", "drain"]
 """What may happen to a replica."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.deployment import Deployment
 from hetero.display import Shown, Table
 from hetero.engine import state
@@ -17,8 +18,6 @@ from hetero.engine.gaps import gap_edges
 from hetero.errors import ParameterError
 from hetero.simulator.samples import Samples
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
 
 # By the number of the reason, see hetero.engine.state.
 _REASONS = np.array(

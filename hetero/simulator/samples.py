@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.engine import state
 from hetero.engine.snapshot import snapshot
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ import joblib
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats, Ints
 from hetero.deployment import Deployment
 from hetero.display import Shown, Table
 from hetero.engine.gaps import gap_edges
@@ -34,9 +34,6 @@ from hetero.rows import reading
 from hetero.simulator import Run, simulate
 from hetero.simulator.metrics import METRIC_COLUMNS, PERCENTILES, percentile_rows
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 CHUNK_ROWS = 1 << 20

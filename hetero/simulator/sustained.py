@@ -267,12 +267,11 @@ def arrivals(
     return _ordered(trace, count, seed).poisson(rate_rps, stream(seed, "arrivals"))
 
 
-def came(trace: Trace, kind: Arrivals = "poisson") -> str:
-    """Arrivals and order of the requests in words, see :func:`arrivals`."""
-    if kind == "scaled":
-        return f"{ARRIVING[kind]}, requests in their order"
-    kept = "their order" if trace.prefix_ids is not None else "an order of each seed's own"
-    return f"{ARRIVING[kind]}, requests in {kept}"
+def came(trace: Trace, kind: Arrivals = "poisson", at: str = "") -> str:
+    """Arrivals, at a rate in words, and order of the requests, see :func:`arrivals`."""
+    kept = kind == "scaled" or trace.prefix_ids is not None
+    order = "their order" if kept else "an order of each seed's own"
+    return f"{ARRIVING[kind]}{at}, requests in {order}"
 
 
 @lru_cache(maxsize=64)  # searches ask for the same requests at many rates

@@ -16,8 +16,8 @@ from itertools import combinations
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.catalog import Gpu
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
@@ -34,8 +34,6 @@ from hetero.routers import Builtin, Router
 from hetero.simulator import Slo, metrics, simulate
 from hetero.streams import stream
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
 
 Rule: TypeAlias = Literal["nominal", "best mean", "best worst case"]
 """How to choose among plans: by the step times as they are, by the mean over draws, or by the

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
+from hetero.arrays import Floats
+
 LongInts = NDArray[np.int64]
 
 #: Halvings of a bin; 14 take 60 s down to 4 ms.

@@ -9,11 +9,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.workload.synthetic import LengthDistribution
 
-Floats = NDArray[np.float64]
 LongInts = NDArray[np.int64]
 
 Source: TypeAlias = ArrayLike | LengthDistribution

@@ -14,7 +14,6 @@ from hetero.errors import require_positive
 if TYPE_CHECKING:
     from hetero.workload.trace import Trace
 
-Floats = NDArray[np.float64]
 
 #: Levels of the quantiles that a description shows.
 LEVELS = (0.1, 0.5, 0.9, 0.99)

@@ -8,10 +8,10 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetero.arrays import Floats
 from hetero.errors import require
 from hetero.workload.trace import Trace
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
 
 Ceiling: TypeAlias = Literal["clip", "resample"]

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Shown, Table
 from hetero.errors import (
     ParameterError,
@@ -24,7 +25,6 @@ from hetero.files import writing
 from hetero.workload import statistics
 from hetero.workload.statistics import Description
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
 LongInts = NDArray[np.int64]
 

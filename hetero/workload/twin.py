@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import DataError, ParameterError, require_positive
 from hetero.files import writing
@@ -18,7 +19,6 @@ from hetero.workload.cascade import Arrivals
 from hetero.workload.trace import Trace
 from hetero.workload.twin_check import TwinCheck
 
-Floats = NDArray[np.float64]
 LongInts = NDArray[np.int64]
 
 #: A twin file is never larger [bytes].

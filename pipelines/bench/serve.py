@@ -23,8 +23,8 @@ from typing import TypeVar
 import aiohttp
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Column, Table
 from hetero.errors import EndpointError
 from hetero.latency import storage
@@ -33,7 +33,6 @@ from hetero.timings import Timing
 from pipelines.bench.engines import free_port, started
 from pipelines.bench.measured import Measured, Say, cpu_s, silent
 
-Floats = NDArray[np.float64]
 T = TypeVar("T")
 _STEP_MS = 10.0
 

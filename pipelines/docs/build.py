@@ -14,7 +14,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import hetero
@@ -165,7 +164,9 @@ def routing_table() -> str:
 def api() -> dict[str, str]:
     """A page per package or module of the library, and their list."""
     pages = {}
-    names = ["hetero", *sorted(_public())]
+    found = (one.name for one in pkgutil.walk_packages(hetero.__path__, "hetero."))
+    public = (name for name in found if not name.startswith(_HIDDEN) and "._" not in name)
+    names = ["hetero", *sorted(filter(_documented, public))]
     for name in names:
         pages[f"api/{name}.md"] = "\n".join(
             [
@@ -184,26 +185,15 @@ def api() -> dict[str, str]:
     return pages
 
 
-def _public() -> Iterator[str]:
-    for found in pkgutil.walk_packages(hetero.__path__, "hetero."):
-        name = found.name
-        if name.startswith(_HIDDEN) or "._" in name or not _documented(name):
-            continue
-        yield name
-
-
 def _documented(name: str) -> bool:
     """Whether a module has classes or functions of its own that are not compiled."""
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError:  # of an extra that is not installed
         return False
-    return any(_own(module, value) for key, value in vars(module).items() if key[0] != "_")
-
-
-def _own(module: ModuleType, value: object) -> bool:
-    plain = inspect.isclass(value) or inspect.isfunction(value)
-    return plain and getattr(value, "__module__", "") == module.__name__
+    shown = (value for key, value in vars(module).items() if key[0] != "_")
+    own = [value for value in shown if getattr(value, "__module__", "") == name]
+    return any(inspect.isclass(value) or inspect.isfunction(value) for value in own)
 
 
 def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from docutils import nodes
@@ -44,7 +45,8 @@ html_math_renderer = "mathml"
 
 def setup(app: Sphinx) -> None:
     """Formulas as MathML, which needs no script from a network, and lists of names as such."""
-    app.add_html_math_renderer("mathml", (_formula, None), (_display, None))
+    inline, display = (partial(_formula, as_block=block) for block in (False, True))
+    app.add_html_math_renderer("mathml", (inline, None), (display, None))
     # After napoleon, which stands at 500.
     app.connect("autodoc-process-docstring", _together, priority=600)
 
@@ -58,16 +60,8 @@ def _together(
             lines[k] = f":{match[1]} {match[2].replace(', ', ',')}:{line[match.end() :]}"
 
 
-def _formula(writer: Any, node: Any) -> None:
-    writer.body.append(latex2mathml.tex2mathml(_plain(node), as_block=False))
-    raise nodes.SkipNode
-
-
-def _display(writer: Any, node: Any) -> None:
-    writer.body.append(latex2mathml.tex2mathml(_plain(node), as_block=True))
-    raise nodes.SkipNode
-
-
-def _plain(node: Any) -> str:
+def _formula(writer: Any, node: Any, *, as_block: bool) -> None:
     """A formula without the sizes of brackets, which MathML finds by itself."""
-    return re.sub(r"\\[Bb]igg?[lr]?(?![a-zA-Z])", "", node.astext())
+    plain = re.sub(r"\\[Bb]igg?[lr]?(?![a-zA-Z])", "", node.astext())
+    writer.body.append(latex2mathml.tex2mathml(plain, as_block=as_block))
+    raise nodes.SkipNode

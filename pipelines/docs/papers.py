@@ -19,15 +19,9 @@ from hetero import paths
 from hetero.display import Column, Table
 from pipelines import dependencies, source
 from pipelines.studies.coverage import NOT_REGENERATED, figures
+from pipelines.studies.published import PAPERS
 
 PAGE = Path(__file__).parent / "pages" / "papers.md"
-PAPERS = {
-    "xiong": "Xiong et al.",
-    "heteroserve": "HeteroServe",
-    "rignall": "Rignall",
-    "helix": "Helix",
-    "thunderserve": "ThunderServe",
-}
 _NAMES = "|".join(map(re.escape, PAPERS.values()))
 TAG = re.compile(rf"^ *Source: ({_NAMES}), ([^:]+): ([^;]+?)(?:; (.+))?\.$", re.MULTILINE)
 _CITED = re.compile(

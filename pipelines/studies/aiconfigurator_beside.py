@@ -32,8 +32,6 @@ PYTHON: Final = "HETERO_AICONFIGURATOR"
 """Environment variable: a Python that has aiconfigurator."""
 
 SOURCES: Final = ("blis", "argonne", "dstack batches")
-OF_THEIR_GPU: Final = tuple(operators.SYSTEMS)
-"""GPUs that its tables were measured on."""
 
 # Of the A100 its tables have the card of 80 GB alone, which reads its memory faster by a third.
 _SYSTEMS: Final = operators.SYSTEMS | {"A100-SXM-40GB": operators.SYSTEMS["A100-SXM-80GB"]}

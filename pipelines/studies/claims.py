@@ -14,7 +14,6 @@ from hetero import paths
 from hetero.display import Column, Table
 from hetero.errors import DataError, HeteroError
 from pipelines.dependencies import hash_and_imports
-from pipelines.studies.coverage import Coverage, Covered, PublishedFigure, coverage
 from pipelines.studies.ledger import NO_TEST, QUOTED, Claim, Judgement, ledger
 from pipelines.studies.published import (
     PAPERS,
@@ -27,24 +26,6 @@ from pipelines.studies.published import (
     picked,
     rows,
 )
-
-__all__ = [
-    "STATUSES",
-    "Audited",
-    "Claim",
-    "Coverage",
-    "Covered",
-    "Judgement",
-    "Measurement",
-    "PublishedFigure",
-    "Status",
-    "Verdict",
-    "Verdicts",
-    "audit",
-    "coverage",
-    "ledger",
-    "verdicts",
-]
 
 Status = Judgement | Literal["not attempted", "not a test"]
 #: A row that is no test is counted apart, so it comes last.

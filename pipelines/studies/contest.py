@@ -7,6 +7,7 @@ simulation, seed by seed, and the plan is played at shares of the best that any 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -441,11 +442,8 @@ def _routed(
 
 def _groups(plan: Plan) -> str:
     """Alike groups counted, such as ``2 x TP 4 H100-SXM (both)``."""
-    counts: dict[str, int] = {}
-    for group in plan.groups:
-        label = f"{group.parallelism} {'+'.join(group.gpus)} ({group.phase})"
-        counts[label] = counts.get(label, 0) + 1
-    return "; ".join(f"{n} x {label}" for label, n in counts.items())
+    labels = (f"{one.parallelism} {'+'.join(one.gpus)} ({one.phase})" for one in plan.groups)
+    return "; ".join(f"{n} x {label}" for label, n in Counter(labels).items())
 
 
 def _spread(name: str, unit: str, one: Estimate, factor: float = 1.0) -> dict[str, object]:

@@ -17,7 +17,6 @@ where its script says so, and takes no part in a fit.
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -41,16 +40,14 @@ from hetero.latency.step import StepModel
 from hetero.streams import stream
 from hetero.workload import Trace
 from pipelines.studies import expert_kernels, servers
-from pipelines.studies.calibration import summary
 from pipelines.studies.server_fit import FOLDS, LABELS, Fold
-from pipelines.studies.servers import ServerRun, StepsOfRun, read, served, simulated
+from pipelines.studies.servers import AWAY, ServerRun, StepsOfRun, read, served, simulated
 
 # Smallest and largest share of compute, share of bandwidth, and time per layer [us]; and the weak
 # prior of each: its centre, and the deviation of its logarithm. Two of them can explain one run.
 _BOUNDS: Final = ((0.02, 2.0), (0.1, 2.0), (0.1, 500.0))
 _PRIOR: Final = ((0.5, 1.0), (1.0, 0.1), (5.0, 1.5))
 _SCALE: Final = 0.1
-_AWAY: Final = 10.0  # the solver's steps are shares of what it varies
 _GPUS: Final = {
     "h100": "H100-SXM",
     "h200": "H200-SXM",
@@ -157,16 +154,16 @@ def fit(of: Sequence[ServerRun]) -> ExpertEfficiency:
     chosen = tuple(filter(_held, of))
     many = Counter((run.gpu, run.llm.name) for run in chosen)
     weight = np.array([many[run.gpu, run.llm.name] ** -0.5 for run in chosen])[:, None]
-    low, high = np.log(_BOUNDS).T + _AWAY
+    low, high = np.log(_BOUNDS).T + AWAY
     centre, deviation = np.log([one for one, _ in _PRIOR]), [one for _, one in _PRIOR]
 
     def residuals(found: Floats) -> Floats:
-        far = _SCALE * (found - _AWAY - centre) / deviation
-        return np.append((weight * logs(_shares(found - _AWAY), chosen)).ravel(), far)
+        far = _SCALE * (found - AWAY - centre) / deviation
+        return np.append((weight * logs(_shares(found - AWAY), chosen)).ravel(), far)
 
     found = least_squares(
         residuals,
-        centre + _AWAY,
+        centre + AWAY,
         bounds=(low, high),
         loss="soft_l1",
         f_scale=_SCALE,
@@ -174,7 +171,7 @@ def fit(of: Sequence[ServerRun]) -> ExpertEfficiency:
         xtol=1e-3,
         ftol=1e-3,
     )
-    return _shares(found.x - _AWAY)
+    return _shares(found.x - AWAY)
 
 
 def _held(run: ServerRun) -> bool:
@@ -303,9 +300,3 @@ def errors() -> pd.DataFrame:
     columns = ["test", "source", "server", "gpu", "llm", "degree", "load", *LABELS]
     found = pd.concat(parts, ignore_index=True)[columns]
     return found.assign(**{label: found[label].round(1) for label in LABELS})
-
-
-if __name__ == "__main__":
-    pd.set_option("display.width", 200)
-    found = summary(errors(), ("test", "server", "gpu", "llm"))
-    sys.stdout.write(f"{found.round(1).to_string()}\n")

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from hetero.arrays import Flags, Floats
 from hetero.catalog import gpu
 from hetero.errors import FitError
 from hetero.latency.calibration import roofline_fit
@@ -21,8 +21,6 @@ from hetero.latency.models.efficiencies import efficiency
 from hetero.latency.models.phase import Form
 from hetero.latency.tables import Measurements
 from pipelines.studies.roofline_calibration import tables
-
-Floats = NDArray[np.float64]
 
 
 def row_errors(
@@ -59,7 +57,7 @@ def row_errors(
     return pd.concat(found, ignore_index=True)
 
 
-def _affine(table: Measurements, inside: NDArray[np.bool_]) -> Floats | None:
+def _affine(table: Measurements, inside: Flags) -> Floats | None:
     """Times [s] of the affine fit to the rows inside, for every row."""
     form: Form = "cross" if table.source == "splitwise" else "full"
     try:
@@ -74,9 +72,7 @@ def _affine(table: Measurements, inside: NDArray[np.bool_]) -> Floats | None:
     )
 
 
-def _rows(
-    table: Measurements, model: str, seconds: Floats, inside: NDArray[np.bool_]
-) -> pd.DataFrame:
+def _rows(table: Measurements, model: str, seconds: Floats, inside: Flags) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "source": table.source,

@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero import workload
+from hetero.arrays import Floats, Ints
 from hetero.errors import ParameterError
 from hetero.intervals import interval
 from hetero.placement.network import FlowNetwork
@@ -31,9 +31,6 @@ from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, WindowFigures,
 from hetero.simulator.pipelines import Feed, simulate_pipelines
 from hetero.workload import Trace, TraceSource, datasets
 from pipelines.studies.helix_artifact import Mode, artifact_flow, artifact_network
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 ONLINE_S = 1800.0
 """Test of 30 minutes (Helix section 6.2)."""
@@ -153,7 +150,7 @@ def _pool(source: TraceSource) -> Trace:
 
 
 @lru_cache(maxsize=4)
-def _bins(source: TraceSource) -> NDArray[np.int64]:
+def _bins(source: TraceSource) -> Ints:
     """Arrivals in 1200 equal parts; with the real trace the artifact's own, where they are here."""
     if source == "real" and datasets.available("helix_arrivals"):
         file = datasets.path("helix_arrivals")

@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from hetero import paths
+from hetero.arrays import Floats
 from hetero.catalog import llm as find_llm
 from hetero.cluster import cluster as find_cluster
 from hetero.errors import require
@@ -24,7 +24,6 @@ from hetero.placement.problem import NIC_BYTES_S, Problem
 from hetero.placement.pruning import pruned
 from hetero.simulator.pipeline_graph import complete
 
-Floats = NDArray[np.float64]
 Mode: TypeAlias = Literal["offline", "online"]
 
 CLUSTERS = {

@@ -14,12 +14,11 @@ becomes a chain whose slowest stages have copies, and all candidates are simulat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError
 from hetero.placement import FlowNetwork, LayerRange, Placement, Problem
@@ -246,14 +245,13 @@ def deliver(
     option: Option,
     requests: Trace,
     window_s: tuple[float, float] = OFFLINE_S,
-    flows: Callable[[FlowNetwork], Floats] | None = None,
 ) -> tuple[tuple[PipelineRun, ...], WindowFigures]:
     """Simulate an option offline: Helix's router and feed, each pipeline fed on its own."""
     runs = tuple(
         simulate_pipelines(
             FlowNetwork(one),
             requests,
-            FlowRouter.offline(flows(FlowNetwork(one)) if flows else None),
+            FlowRouter.offline(),
             feed=Feed(),
             window_s=window_s,
             until_s=window_s[1],

@@ -30,11 +30,10 @@ from pipelines.studies.helix_artifact import (
     expected,
     printed_tps,
 )
-from pipelines.studies.results import claim_rows
+from pipelines.studies.results import Rows, claim_rows
 
 Served: TypeAlias = dict[tuple[str, str], WindowFigures]
 """By ``"<cluster> <model> <method>"`` and protocol."""
-Rows: TypeAlias = list[dict[str, Any]]
 
 OFFLINE, HAND, PRINTED = "offline", "online, by hand", "online, 75 %"
 SIMULATOR, CLUSTER = (f"decode throughput, Helix's {where}" for where in ("simulator", "cluster"))

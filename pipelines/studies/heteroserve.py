@@ -249,7 +249,8 @@ class Study:
             self.seeds, predictor=P90, measure=measure,
         ).frame.rename(columns={"plan": "scheduler"})  # fmt: skip
         found = found.drop(columns=["rate_rps", "router"])
-        return pd.DataFrame(_labels(setting), found.index).join(found)
+        labels = {"setting": ", ".join(setting), "decode": setting[0], "load": setting[1]}
+        return pd.DataFrame(labels, found.index).join(found)
 
     @cache  # noqa: B019 - by value, and few
     def saturated_rps(
@@ -425,10 +426,6 @@ def prefill_rates() -> pd.DataFrame:
         rows.append((gpu.name, batch, prompt, printed, ours, ours / printed))
     rates = ("Table 4 [tokens/s]", "calibrated [tokens/s]", "calibrated over Table 4")
     return pd.DataFrame(rows, columns=["GPU", "batch", "prompt [tokens]", *rates])
-
-
-def _labels(setting: Setting) -> dict[str, str]:
-    return {"setting": ", ".join(setting), "decode": setting[0], "load": setting[1]}
 
 
 def _gpus(deployment: Deployment) -> list[Gpu]:

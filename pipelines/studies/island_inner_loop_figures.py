@@ -142,7 +142,8 @@ def rates(solved: Solutions) -> Figure:
     fig = _by_layout(draw, "{} [requests/s]", sharey="row")
     below = fig.axes[len(LAYOUTS)]
     below.set_ylim(bottom=0.4 * below.get_ylim()[0])  # room for the text
-    _line_legend(fig)
+    sizes = {size: {"color": "#555555", "linestyle": line} for size, line in _LINES.items()}
+    _legend(fig, partial(Line2D, [], []), sizes)
     return fig
 
 
@@ -285,11 +286,6 @@ def _by_layout(
     for axis, phase in zip(axes[:, 0], PHASES, strict=True):
         axis.set_ylabel(label.format(phase))
     return fig
-
-
-def _line_legend(fig: Figure) -> None:
-    sizes = {size: {"color": "#555555", "linestyle": line} for size, line in _LINES.items()}
-    _legend(fig, partial(Line2D, [], []), sizes)
 
 
 def _legend(

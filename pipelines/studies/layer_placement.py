@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -31,7 +31,7 @@ from pipelines.studies.helix_artifact import (
     published,
     solver_log,
 )
-from pipelines.studies.results import claim_rows
+from pipelines.studies.results import Rows, claim_rows
 
 REFERENCES: Final = {
     "single-24 70B": "single-24 70B helix",
@@ -45,7 +45,6 @@ DECODED: Final = "decode throughput [tokens/s]"
 PRINTED: Final = ("Helix's simulator [tokens/s]", "Helix's cluster [tokens/s]")
 _COLOURS: Final = dict(zip((*METHODS, "ours"), figures.CYCLE, strict=False))
 _ABLATED: Final = ("geo-24", "hetero-42")
-Rows: TypeAlias = list[dict[str, Any]]
 
 
 def examples(flows: Mapping[str, Flow]) -> Figure:

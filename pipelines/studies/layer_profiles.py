@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from ruamel.yaml import YAML
 from scipy.optimize import lsq_linear
 
+from hetero.arrays import Flags, Floats
 from hetero.catalog import Llm, llm
 from hetero.catalog import gpu as find_gpu
 from hetero.errors import ParameterError
@@ -40,8 +41,6 @@ from hetero.latency.tables import Measurements
 from hetero.streams import stream
 from hetero.workload import datasets, load
 from pipelines.studies import profile_settings
-
-Floats = NDArray[np.float64]
 
 OLD_ENGINE = "LLMServingSim v0 profiler"
 _KEYS = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode"]
@@ -378,7 +377,7 @@ def _fit(columns: Floats, values: Floats, seconds: Floats) -> Floats:
     return np.asarray(solved.x / scale)
 
 
-def _prefill(profile: LayerProfile, rows: NDArray[np.bool_]) -> tuple[Floats, Floats, float]:
+def _prefill(profile: LayerProfile, rows: Flags) -> tuple[Floats, Floats, float]:
     """Chunk sizes, attention time apart from pairs at each, and time per pair."""
     q = profile.chunk_tokens[rows]
     chunks, group = np.unique(q, return_inverse=True)
@@ -389,7 +388,7 @@ def _prefill(profile: LayerProfile, rows: NDArray[np.bool_]) -> tuple[Floats, Fl
     return chunks, found[:-1], float(found[-1])
 
 
-def _decode(profile: LayerProfile, rows: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
+def _decode(profile: LayerProfile, rows: Flags) -> tuple[Floats, Floats, Floats]:
     """Decode batches, and level and time per cached token of attention at each."""
     b = profile.decoding[rows]
     cached = (profile.decoding * profile.context_tokens)[rows]
@@ -409,7 +408,7 @@ def to_rows(steps: Iterable[ProfiledStep]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for step in steps:
         piece = step.model.pieces[0]
-        batches = _batches(int(step.model.max_decoding)) - 1
+        batches = 2 ** np.arange(int(np.log2(int(step.model.max_decoding))) + 1) - 1
         mixed = piece.mixed_rows[:, batches] if piece.mixed is not None else np.zeros((3, 0))
         row: dict[str, object] = {
             "gpu": step.gpu,
@@ -418,12 +417,12 @@ def to_rows(steps: Iterable[ProfiledStep]) -> list[dict[str, object]]:
             "engine": step.engine,
             "provenance": step.model.provenance,
             "knots_tokens": " ".join(f"{n:.0f}" for n in piece.knots_tokens),
-            "knots_us": _words(1e6 * piece.knots_s),
-            "per_cached_ns": _words(1e9 * piece.per_cached_token_s[batches]),
-            "per_pair_ns": _words(1e9 * np.array([piece.per_pair_s])),
-            "mixed_per_cached_ns": _words(1e9 * mixed[0]),
-            "mixed_level_us": _words(1e6 * mixed[1]),
-            "mixed_per_token_ns": _words(1e9 * mixed[2]),
+            "knots_us": words(1e6 * piece.knots_s),
+            "per_cached_ns": words(1e9 * piece.per_cached_token_s[batches]),
+            "per_pair_ns": words(1e9 * np.array([piece.per_pair_s])),
+            "mixed_per_cached_ns": words(1e9 * mixed[0]),
+            "mixed_level_us": words(1e6 * mixed[1]),
+            "mixed_per_token_ns": words(1e9 * mixed[2]),
             "skew": None if np.isnan(step.skew) else step.skew,
         }
         for kind in KINDS:
@@ -433,12 +432,9 @@ def to_rows(steps: Iterable[ProfiledStep]) -> list[dict[str, object]]:
     return rows
 
 
-def _words(values: Floats) -> str:
-    return " ".join(np.format_float_positional(v, 5, False, False, "-") for v in values)
-
-
-def _batches(last: int) -> NDArray[np.int64]:
-    return 2 ** np.arange(int(np.log2(last)) + 1)
+def words(values: Floats, digits: int = 5) -> str:
+    """Numbers with so many digits and no exponent: whole where they are large."""
+    return " ".join(np.format_float_positional(v, digits, False, False, "-") for v in values)
 
 
 def measurements() -> tuple[Measurements, ...]:

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from hetero.cluster.fleets import AS
 from hetero.intervals import interval
 
 CASE: Final = ["cluster", "model", "workload"]
@@ -154,7 +155,7 @@ def routers(table: pd.DataFrame) -> pd.DataFrame:
     return other[[*keys, "router", GOODPUT, "over its own [%]"]].reset_index(drop=True)
 
 
-def ingredients(table: pd.DataFrame, alike: str = " as ") -> pd.DataFrame:
+def ingredients(table: pd.DataFrame) -> pd.DataFrame:
     """What a mixed fleet, phases apart, a router that predicts, and the search are each worth.
 
     Each is a ratio of two goodputs of the same case: the best plan on the mixed fleet over the best
@@ -181,7 +182,7 @@ def ingredients(table: pd.DataFrame, alike: str = " as ") -> pd.DataFrame:
     )
     usual = swapped.get("least requests", pd.Series(dtype=float))
     ratios = {
-        "mixed fleet, over homogeneous of equal price": mixed_over_alike(table, alike)[
+        "mixed fleet, over homogeneous of equal price": mixed_over_alike(table)[
             "mixed over homogeneous"
         ],
         "prefill and decode apart, over both on every replica": best(single[split])
@@ -202,14 +203,8 @@ def ingredients(table: pd.DataFrame, alike: str = " as ") -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["ingredient", "ratios", *(f"{one} [%]" for one in columns)])
 
 
-def takeaway(table: pd.DataFrame, alike: str = " as ") -> str:
-    """What a reader should take away, in sentences whose every number is computed.
-
-    Parameters
-    ----------
-    alike
-        Mark in the names of clusters that are homogeneous ones of equal price.
-    """
+def takeaway(table: pd.DataFrame) -> str:
+    """What a reader should take away, in sentences whose every number is computed."""
     own = plans(table)
     ranked = league(table)
     single = ranked[ranked["planner"] != PORTFOLIO]
@@ -236,7 +231,7 @@ def takeaway(table: pd.DataFrame, alike: str = " as ") -> str:
         reach = whole["geometric mean [% of best]"].iloc[0]
         text.append(f"the portfolio, which tries them all, {reach:.0f} %")
     sentences = "; ".join(text) + "."
-    mixed = mixed_over_alike(table, alike)
+    mixed = mixed_over_alike(table)
     if len(mixed):
         ratio = geometric_mean(mixed["mixed over homogeneous"].to_numpy())
         ahead = int((mixed["mixed over homogeneous"] > 1 + TIE).sum())
@@ -259,7 +254,7 @@ def _cases(count: int) -> str:
     return "1 case" if count == 1 else f"{count} cases"
 
 
-def mixed_over_alike(table: pd.DataFrame, alike: str = " as ") -> pd.DataFrame:
+def mixed_over_alike(table: pd.DataFrame) -> pd.DataFrame:
     """Best goodput of each mixed fleet over that of its best homogeneous counterpart.
 
     Returns
@@ -271,7 +266,7 @@ def mixed_over_alike(table: pd.DataFrame, alike: str = " as ") -> pd.DataFrame:
     own = plans(table)
     own = own[own[GOODPUT].notna()]
     best = own.loc[own.groupby(CASE, sort=False)[GOODPUT].idxmax()]
-    base = best["cluster"].str.split(alike).str[0]
+    base = best["cluster"].str.split(AS).str[0]
     rows = []
     for _, row in best[best["cluster"] == base].iterrows():
         same = (base == row["cluster"]) & (best["cluster"] != base)

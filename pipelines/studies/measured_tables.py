@@ -11,16 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from hetero.latency.frames import raw_frame
 from hetero.latency.models.layers import layer_latencies
 from hetero.latency.sources import measured
 from pipelines.studies import layer_profiles, operators, roofline_calibration, server_gpus
-from pipelines.studies.layer_profiles import simplify
+from pipelines.studies.layer_profiles import simplify, words
 from pipelines.studies.table_reduction import reduce_table
-
-Floats = NDArray[np.float64]
 
 #: Largest relative error of the knots that are kept of a published table.
 KNOT_ERROR = 0.03
@@ -100,12 +97,12 @@ def aiconfigurator_steps() -> pd.DataFrame:
                 "llm": table.llm,
                 "tensor_parallel": table.tensor_parallel,
                 "knots_tokens": " ".join(f"{n:.0f}" for n in piece.knots_tokens),
-                "knots_us": _words(1e6 * piece.knots_s),
+                "knots_us": words(1e6 * piece.knots_s, 4),
                 "longest_tokens": " ".join(map(str, longest)),
-                "decode_us": _words(1e6 * (reduction.model.seconds(batches, batches) - start_s)),
-                "per_cached_ns": _words(1e9 * piece.per_cached_token_s[batches.astype(int) - 1]),
+                "decode_us": words(1e6 * (reduction.model.seconds(batches, batches) - start_s), 4),
+                "per_cached_ns": words(1e9 * piece.per_cached_token_s[batches.astype(int) - 1], 4),
                 "bend_tokens": " ".join(f"{x:.0f}" for x in contexts),
-                "bend_us": "; ".join(_words(1e6 * row) for row in extra_s),
+                "bend_us": "; ".join(words(1e6 * row, 4) for row in extra_s),
                 "per_pair_ns": float(f"{1e9 * piece.per_pair_s:.4g}"),
                 "prefill_mean_error_percent": round(prefill.mape_percent, 2),
                 "prefill_max_error_percent": round(prefill.max_percent, 2),
@@ -114,11 +111,6 @@ def aiconfigurator_steps() -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def _words(values: Floats) -> str:
-    """Numbers with 4 significant digits and no exponent: whole where they are large."""
-    return " ".join(np.format_float_positional(v, 4, False, False, "-") for v in values)
 
 
 def profile_steps() -> pd.DataFrame:

@@ -17,7 +17,13 @@ from hetero.errors import DataError
 from hetero.rows import reading
 from pipelines.studies import results
 
-PAPERS = ("xiong", "heteroserve", "rignall", "helix", "thunderserve")
+PAPERS = {
+    "xiong": "Xiong et al.",
+    "heteroserve": "HeteroServe",
+    "rignall": "Rignall",
+    "helix": "Helix",
+    "thunderserve": "ThunderServe",
+}
 PROFILES = ("interactive", "smoke", "default", "paper")  # from the smallest to the fullest
 T = TypeVar("T")
 

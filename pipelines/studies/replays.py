@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.catalog import gpu, llm
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.display import Column, Shown, Table
@@ -29,7 +29,6 @@ from hetero.simulator import Run, simulate
 from hetero.workload import Trace, TraceSource, datasets
 from pipelines.studies import helix
 
-Floats = NDArray[np.float64]
 Clock = Literal["engine", "client"]
 
 _LABELS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}

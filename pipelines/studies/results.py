@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MANIFEST = "manifest.json"
+Rows: TypeAlias = list[dict[str, Any]]
+"""Arguments of :meth:`ResultFolder.claim`, a claim each."""
 DIGITS = 10  # significant digits kept in tables: more differ between machines
 
 
 @dataclass(slots=True)
 class ResultFolder:
-    """Results of one notebook; with an empty ``output`` nothing is written, only shown.
+    """Results of one notebook, in the house style; without ``output`` they are only shown.
 
     Parameters
     ----------
@@ -57,6 +59,11 @@ class ResultFolder:
     _figures: list[dict[str, object]] = field(default_factory=list)
     _tables: list[dict[str, object]] = field(default_factory=list)
     _claims: list[dict[str, object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        from hetero.plots import figures
+
+        figures.use_style()
 
     @property
     def provenance(self) -> str:
@@ -190,9 +197,7 @@ def _show_link(file: str) -> None:
     display(shown, raw=True, metadata={"hetero": {"figure": file}})  # type: ignore[no-untyped-call]
 
 
-def claim_rows(
-    paper: str, figure: str, note: str, values: Mapping[str, float | str]
-) -> list[dict[str, Any]]:
+def claim_rows(paper: str, figure: str, note: str, values: Mapping[str, float | str]) -> Rows:
     """Arguments of :meth:`ResultFolder.claim` for claims that share a figure and a note.
 
     Examples

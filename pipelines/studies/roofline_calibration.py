@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.catalog import gpu as find_gpu
 from hetero.catalog import link, llm
 from hetero.display import Column, Shown, Table
@@ -29,8 +29,6 @@ from hetero.latency.models.roofline import VALUES, Efficiency
 from hetero.latency.sources import measured
 from hetero.latency.tables import PHASES, Measurements, Phase, one_generation
 from pipelines.studies import layer_profiles, operators, profile_settings
-
-Floats = NDArray[np.float64]
 
 PACKAGE_ENGINES: Final[dict[operators.Backend, str]] = {
     "vllm": "0.24.0",

@@ -16,7 +16,6 @@ are tested alone. The time per request is then the median of what TTFT lacks on 
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +28,10 @@ from scipy.optimize import least_squares
 
 from hetero.arrays import Floats
 from hetero.catalog.engines import EngineOverheads
-from hetero.display import Column, Table
 from hetero.latency.overheads import with_overheads
 from hetero.latency.step import StepModel
 from pipelines.studies import server_gpus, servers
-from pipelines.studies.servers import ServerRun, StepsOfRun
+from pipelines.studies.servers import AWAY, QUEUED_S, ServerRun, StepsOfRun
 
 Fold: TypeAlias = Literal["gpu", "llm"]
 FOLDS: Final[tuple[Fold, ...]] = ("gpu", "llm")
@@ -48,8 +46,6 @@ _START = EngineOverheads(
     launch_s=2e-4,
     source="where the search begins",
 )
-_QUEUED_S = 0.5
-_AWAY = 10.0  # the solver's steps are shares of what it varies
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +155,7 @@ class Fit:
         """Whether a run shows the overheads."""
         return (
             run.source not in self.generation.tested
-            and run.measured.get("ttft_s", 0.0) < _QUEUED_S
+            and run.measured.get("ttft_s", 0.0) < QUEUED_S
             and server_gpus.group_of(run) is None
         )
 
@@ -188,7 +184,7 @@ class Fit:
             start *= [name != "launch_s" for name in self.generation.free]
 
         def residuals(x: Floats) -> Floats:
-            found = self.overheads(start * np.exp(x - _AWAY), digits=9)
+            found = self.overheads(start * np.exp(x - AWAY), digits=9)
             rows = []
             for run in runs:
                 of = "tpot_s" if "tpot_s" in run.measured else "e2e_s"
@@ -197,15 +193,15 @@ class Fit:
 
         solved = least_squares(
             residuals,
-            np.full(len(start), _AWAY),
-            bounds=(_AWAY - 5.0, _AWAY + 3.0),
+            np.full(len(start), AWAY),
+            bounds=(AWAY - 5.0, AWAY + 3.0),
             loss="soft_l1",
             f_scale=0.05,
-            diff_step=np.array(0.05 / _AWAY),
+            diff_step=np.array(0.05 / AWAY),
             xtol=3e-3,
             ftol=3e-3,
         )
-        values = start * np.exp(solved.x - _AWAY)
+        values = start * np.exp(solved.x - AWAY)
         found = self.overheads(values)
         lacking = [
             run.measured["ttft_s"] - self.simulated(run, found)["ttft_s"]
@@ -249,20 +245,3 @@ def left_out(name: str) -> tuple[EngineOverheads, pd.DataFrame]:
 
 def _key(run: ServerRun, fold: Fold) -> str:
     return run.gpu if fold == "gpu" else run.llm.name
-
-
-def table(name: str, found: EngineOverheads, frame: pd.DataFrame) -> Table:
-    """Medians of the errors of a generation by source and test."""
-    rows = servers.medians(frame[frame["left_out"] == ""], ("test", "source", "gpu", "degree"))
-    columns = [Column(label) for label in ("test", "source", "GPU", "degree", "runs")]
-    for label in LABELS:
-        columns += [Column(label, "%", 3), Column("bias", "%", 3)]
-    values = {one: getattr(found, one) for one in (*GENERATIONS[name].free, "request_s")}
-    said = ", ".join(f"{one.removesuffix('_s')} {1e3 * v:.3g} ms" for one, v in values.items())
-    body = tuple(map(tuple, rows.itertuples(index=False)))
-    return Table(f"vLLM {found.releases}", tuple(columns), body, (f"Fitted to all: {said}.",))
-
-
-if __name__ == "__main__":
-    for chosen in sys.argv[1:] or list(GENERATIONS):
-        print(table(chosen, *left_out(chosen)))

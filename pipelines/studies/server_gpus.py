@@ -41,12 +41,10 @@ from hetero.latency.overheads import with_overheads
 from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from pipelines.studies import servers
-from pipelines.studies.servers import ServerRun
+from pipelines.studies.servers import AWAY, QUEUED_S, ServerRun
 
 _ERROR = 0.10
 _DIGITS = 4
-_QUEUED_S = 0.5
-_AWAY = 10.0  # the solver's steps are shares of what it varies
 _BY = 0.25
 _MOVES = 0.01  # of a simulated time, by one deviation of a value's prior
 _COMPUTE = ("compute_efficiency", "kv_efficiency", "link_efficiency", "padding_tokens")
@@ -87,9 +85,14 @@ class Group:
 
     def runs(self) -> tuple[ServerRun, ...]:
         """The runs, those that fit the memory by our account; of static batches some lengths."""
-        found = filter(self.has, servers.runs(self.source))
-        of_length = (r for r in found if not r.source.startswith("argonne") or _short(r))
-        return tuple(run for run in of_length if _fits(run))
+        return tuple(
+            run
+            for run in filter(self.has, servers.runs(self.source))
+            # Longer static batches are not in memory at once, mostly.
+            if not run.source.startswith("argonne")
+            or int(run.trace.input_tokens[0]) in servers.BATCH_TOKENS
+            if _fits(run)
+        )
 
     def lent(self) -> Efficiency:
         """What is known without the runs."""
@@ -130,11 +133,6 @@ def left_out(run: ServerRun, fold: str) -> StepModel | None:
         return replace(kernels(run, group.lent()), level="carried")
     level = "same chip" if group.grid == "several" else "calibrated"
     return replace(kernels(run, fitted(group, run.llm.name)[0]), level=level)
-
-
-def _short(run: ServerRun) -> bool:
-    """Whether a static batch is of a length whose requests are in memory at once, mostly."""
-    return int(run.trace.input_tokens[0]) in servers.BATCH_TOKENS
 
 
 def _fits(run: ServerRun) -> bool:
@@ -179,7 +177,7 @@ def logs(
         step = scaled(made[key], math.exp(slower), math.exp(slower)) if slower else made[key]
         found = servers.simulated(run, servers.served(run, {run: step}.__getitem__))
         of = ["tpot_s" if "tpot_s" in run.measured else "e2e_s"]
-        if group.ttft and run.measured["ttft_s"] < _QUEUED_S:
+        if group.ttft and run.measured["ttft_s"] < QUEUED_S:
             of.append("ttft_s")
         rows += [(*key, q, float(np.log(found[q] / run.measured[q]))) for q in of]
     return pd.DataFrame(rows, columns=["llm", "degree", "quantity", "log"])
@@ -202,11 +200,11 @@ def fitted(group: Group, without: str = "") -> tuple[Efficiency, tuple[str, ...]
     free = [VALUES.index(name) for name in group.free]
     centre = np.log(group.lent().values[free])
     _, spread, low, high = np.array([PRIOR[name] for name in group.free]).T
-    start = np.log(np.clip(base.values[free], low, high)) - centre + _AWAY
+    start = np.log(np.clip(base.values[free], low, high)) - centre + AWAY
 
     def made(x: Floats, digits: int = 9) -> Efficiency:
         values = group.lent().values
-        values[free] = [float(f"{v:.{digits}g}") for v in np.exp(x - _AWAY + centre)]
+        values[free] = [float(f"{v:.{digits}g}") for v in np.exp(x - AWAY + centre)]
         return Efficiency.of(values)
 
     names = ["llm", "degree", "quantity"]
@@ -218,16 +216,16 @@ def fitted(group: Group, without: str = "") -> tuple[Efficiency, tuple[str, ...]
 
     def residuals(x: Floats) -> Floats:
         off = logs(group, runs, made(x))["log"].to_numpy()
-        return np.concatenate([weight * off, (x - _AWAY) / spread])
+        return np.concatenate([weight * off, (x - AWAY) / spread])
 
     found = least_squares(
         residuals,
         start,
-        bounds=(np.log(low) - centre + _AWAY - 1e-9, np.log(high) - centre + _AWAY + 1e-9),
+        bounds=(np.log(low) - centre + AWAY - 1e-9, np.log(high) - centre + AWAY + 1e-9),
         loss="soft_l1",
         f_scale=2.0,
         x_scale=spread,
-        diff_step=np.array(0.05 / _AWAY),
+        diff_step=np.array(0.05 / AWAY),
         xtol=1e-3,
         ftol=1e-3,
     )

@@ -31,7 +31,6 @@ import pandas as pd
 
 from hetero.arrays import Floats
 from hetero.catalog import gpu as find_gpu
-from hetero.display import Column, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.calibration import expected
 from hetero.latency.calibration.expected import Fold, StepError, error_of, level_named
@@ -41,7 +40,7 @@ from hetero.simulator.uncertainty import draw_factors
 from hetero.streams import stream
 from hetero.workload import Trace, datasets
 from pipelines.studies import server_fit, server_gpus, servers
-from pipelines.studies.servers import ServerRun, StepsOfRun
+from pipelines.studies.servers import QUEUED_S, ServerRun, StepsOfRun
 
 LABELS: Final = {"tpot_s": "TPOT", "output_tps": "throughput", "ttft_s": "TTFT", "e2e_s": "E2E"}
 COLUMNS: Final = (
@@ -54,7 +53,6 @@ _KEY = ["source", "server", "gpu", "llm", "degree", "load"]
 _BY = 0.25  # the logarithm by which steps are scaled
 _GRID = tuple((p, d) for p in (-_BY, 0.0, _BY) for d in (-_BY, 0.0, _BY))
 _BATCH_TOKENS = (128, 1024)
-_QUEUED_S = 0.5  # of TTFT: beyond it nothing is said of the time per request
 _ORDERS = 8
 _DRAWS = 400
 
@@ -172,7 +170,7 @@ def _row(
     }
     if "ttft_s" in logs:
         row["request_share"] = round(step.request_s / float(response["ttft_s"][4]), 4)
-        if run.measured["ttft_s"] < _QUEUED_S and run.tensor_parallel == 1 and step.request_s:
+        if run.measured["ttft_s"] < QUEUED_S and run.tensor_parallel == 1 and step.request_s:
             row["ttft_per_step"] = round(float(logs["ttft_s"][8] - logs["ttft_s"][0]) / 2 / _BY, 3)
     for q, label in LABELS.items():
         if q in logs:
@@ -271,23 +269,6 @@ def coverage(share: float = 0.9) -> pd.DataFrame:
     ).reset_index()
 
 
-def table(frame: pd.DataFrame | None = None, by: tuple[str, ...] = ("test", "quantity")) -> Table:
-    """Coverage and median width over the runs of each group."""
-    found = runs() if frame is None else frame
-    groups = found.groupby(list(by), sort=False)
-    rows = groups.agg(n=("covered", "size"), share=("covered", "mean"), width=("width", "median"))
-    columns = [Column(name) for name in by] + [Column("runs")]
-    columns += [Column("held", "%", 3), Column("width", "%", 3)]
-    body = rows.reset_index().assign(share=lambda part: 100.0 * part["share"])
-    note = "Intervals of 90 %; width: median over runs, of the simulated value."
-    return Table(
-        "Runs of servers within intervals made without them",
-        tuple(columns),
-        tuple(map(tuple, body.itertuples(index=False))),
-        (note,),
-    )
-
-
 def runs(share: float = 0.9) -> pd.DataFrame:
     """The intervals themselves: a row per run and quantity with the columns of the statistics.
 
@@ -296,7 +277,7 @@ def runs(share: float = 0.9) -> pd.DataFrame:
     """
     frame = expected.servers_held_out()
     repeats = frame[frame["test"] == "repeats"]
-    rows = []
+    noise, rows = stream(0, "repeats").standard_normal(_DRAWS), []
     for row in frame[frame["test"] != "repeats"].to_dict("records"):
         fold: Fold = "llm" if row["test"] == "llm" else "gpu"
         vendor = find_gpu(row["gpu"]).vendor
@@ -314,8 +295,7 @@ def runs(share: float = 0.9) -> pd.DataFrame:
                     np.maximum(np.exp(logs) - share_s, 0.0) + share_s * np.exp(front) + 1e-9
                 )
             logs = (
-                logs
-                + np.hypot(repeats[label].max(), np.nan_to_num(row[f"{label} sample"])) * _noise()
+                logs + np.hypot(repeats[label].max(), np.nan_to_num(row[f"{label} sample"])) * noise
             )
             low, high = np.quantile(logs, [(1 - share) / 2, (1 + share) / 2])
             rows.append(
@@ -332,11 +312,6 @@ def _draws(error: StepError) -> Floats:
     return draw_factors({"": error}, _DRAWS)[""]
 
 
-@lru_cache(maxsize=1)
-def _noise() -> Floats:
-    return stream(0, "repeats").standard_normal(_DRAWS)
-
-
 def _on_grid(response: Floats, p: Floats, d: Floats) -> Floats:
     """Logarithm of a quantity where steps err by ``p`` and ``d``, linear in both in each cell."""
     grid = response.reshape(3, 3)
@@ -345,9 +320,3 @@ def _on_grid(response: Floats, p: Floats, d: Floats) -> Floats:
     low = grid[i, j] + x * (grid[i + 1, j] - grid[i, j])
     high = grid[i, j + 1] + x * (grid[i + 1, j + 1] - grid[i, j + 1])
     return np.asarray(low + y * (high - low))
-
-
-if __name__ == "__main__":
-    intervals = runs()
-    print(table(intervals))
-    print(table(intervals, ("test", "source", "gpu", "kind", "quantity")))

@@ -21,7 +21,6 @@ Errors are :math:`100 (simulated / measured - 1)` [%] of one statistic on both s
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -37,7 +36,6 @@ from scipy.stats import spearmanr
 from hetero.catalog import EngineName, Llm, gpu, huggingface, llm, serving_engine
 from hetero.catalog.engines import EngineOverheads
 from hetero.deployment import Deployment, Engine
-from hetero.display import Column, Table
 from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.models.efficiencies import for_gpu
@@ -67,6 +65,10 @@ _LONGEST = 1024  # inputs and outputs that the clients keep
 _IOG_SPAN_S = 189.5
 BATCH_TOKENS: Final = (128, 512, 1024)
 """Lengths of static batches that count; of longer ones not all are in memory at once."""
+QUEUED_S: Final = 0.5
+"""Median TTFT from which on requests queue, and it says nothing of the time per request."""
+AWAY: Final = 10.0
+"""Where solvers begin, since their steps are shares of what they vary."""
 _ONE_BY_ONE = 1.05
 _A10G_TOKENS = (245.0, 220.0)  # ShareGPT as the tokenizer of Llama 2 counts it
 
@@ -225,8 +227,10 @@ def simulated(run: ServerRun, result: Run) -> dict[str, float]:
         values = {
             "e2e_s": float(np.nanmean(e2e)),
             "ttft_s": float(np.nanmean(ttft)),
-            # A mean of requests' means is not what these runs give.
-            "tpot_s": _tpot_of_means(result),
+            # Each a mean over requests; a mean of requests' means is not what these runs give.
+            "tpot_s": float(
+                np.nanmean(e2e - ttft) / (run.trace.output_tokens[result.finished].mean() - 1.0)
+            ),
         }
     else:
         values = {
@@ -238,12 +242,6 @@ def simulated(run: ServerRun, result: Run) -> dict[str, float]:
             "tpot_s": float(np.nanmedian(tpot)),
         }
     return values | {"output_tps": total}
-
-
-def _tpot_of_means(result: Run) -> float:
-    """(E2E - TTFT) / (output - 1), each a mean over requests [s]."""
-    span = np.nanmean(result.e2e_s - result.ttft_s)
-    return float(span / (result.trace.output_tokens[result.finished].mean() - 1.0))
 
 
 def errors(runs: Iterable[ServerRun], steps: StepsOfRun = known_best) -> pd.DataFrame:
@@ -299,25 +297,6 @@ def medians(frame: pd.DataFrame, by: tuple[str, ...] = ("source", "gpu", "llm"))
         sized = frame.assign(**{label: frame[label].abs()}).groupby(list(by), sort=False)
         found |= {label: sized[label].median(), f"{label} bias": groups[label].median()}
     return pd.DataFrame(found).reset_index()
-
-
-def table(frame: pd.DataFrame, by: tuple[str, ...] = ("source", "gpu", "llm")) -> Table:
-    """The medians of every group, and of all runs of a source."""
-    within = frame[frame["left_out"] == ""]
-    parts = [medians(within, by)]
-    if by != ("source",):
-        parts.append(medians(within, ("source",)).assign(**dict.fromkeys(by[1:], "all")))
-    found = pd.concat(parts, ignore_index=True)
-    columns = [Column(name) for name in by] + [Column("runs")]
-    for label in _LABELS.values():
-        columns += [Column(label, "%", 3), Column("bias", "%", 3)]
-    rest = [name for name in found.columns if name not in by]
-    rows = found[[*by, *rest]].itertuples(index=False)
-    left = int((frame["left_out"] != "").sum())
-    notes = ["Median of the sizes of errors, and of the errors, over runs."]
-    if left:
-        notes.append(f"{left} of {len(frame)} runs cannot be simulated; left_out says why.")
-    return Table("Simulated beside measured", tuple(columns), tuple(map(tuple, rows)), tuple(notes))
 
 
 # The published tables -------------------------------------------------------------------------
@@ -629,11 +608,13 @@ def offline() -> pd.DataFrame:
     """
     frame = read("mlperf_v4.1_v5.1.csv")
     names = frame["accelerator"].fillna("")
-    frame = frame[(frame["scenario"] == "Offline") & ~names.str.contains("(x", regex=False)]
-    gpus = frame["accelerator"].fillna("").map(_mlperf_gpu)
+    kept = (frame["scenario"] == "Offline") & ~names.str.contains("(x", regex=False)
+    frame, names = frame[kept], names[kept]
+    # Empty for those that are not in the catalog.
+    gpus = (next((g for part, g in _MLPERF_GPUS.items() if part in x), "") for x in names)
     lists = frame["model"].str.removesuffix("-99.9").str.removesuffix("-99")
     lists = lists.str.replace("llama3[._]1", "llama31", regex=True)
-    frame = frame.assign(gpu=gpus, list=lists)
+    frame = frame.assign(gpu=list(gpus), list=lists)
     frame = frame[(frame["gpu"] != "") & frame["list"].isin(list(_MLPERF_LISTS))]
     frame = frame.assign(
         tokens_per_s=frame["tokens_per_s"] / frame["accelerators"],
@@ -648,11 +629,6 @@ def offline() -> pd.DataFrame:
         rows.append((name, of, len(found), *spread, found["output"].median()))
     columns = ["list", "gpu", "runs", "tokens_per_s", "low", "high", "output"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def _mlperf_gpu(accelerator: str) -> str:
-    """GPU of the catalog, empty for those that are not in it."""
-    return next((name for part, name in _MLPERF_GPUS.items() if part in accelerator), "")
 
 
 def chips(
@@ -791,8 +767,3 @@ SOURCES: Final[dict[str, Callable[[], Iterator[ServerRun]]]] = {
     "argonne other": lambda: _argonne(vllm=False),
     "mlperf": chips,
 }
-
-
-if __name__ == "__main__":
-    chosen = sys.argv[1:] or list(SOURCES)
-    print(table(pd.concat([errors(runs(name)) for name in chosen], ignore_index=True)))

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from hetero import catalog, cluster
+from hetero.arrays import Floats
 from hetero.catalog import Llm
 from hetero.cluster import Cluster, Machine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage, Rates
@@ -23,7 +23,7 @@ from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import replica, split
 from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Deployment
-from hetero.errors import ParameterError, require_share
+from hetero.errors import require, require_share
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.exact import enumerate_all
 from hetero.planners.thunderserve.phases import PhasePlan
@@ -33,7 +33,6 @@ from hetero.routers.base import Builtin, Router
 from hetero.simulator import Run, Slo, simulate
 from hetero.workload import Trace
 
-Floats = NDArray[np.float64]
 System: TypeAlias = tuple[Deployment, Router | Builtin]
 Planned: TypeAlias = Sequence[System]
 """A system by seed: that of a search differs between them."""
@@ -88,10 +87,8 @@ class Scales:
         found = {}
         for kind in ("ttft", "tpot", "e2e"):
             unit = getattr(reference, f"{kind}_s")
-            if unit is None:
-                raise ParameterError(
-                    f"The reference has no {kind.upper()}.", resolve="give all three latencies."
-                )
+            missing = f"The reference has no {kind.upper()}."
+            require(unit is not None, missing, resolve="give all three latencies.")
             values = np.asarray(getattr(run, f"{kind}_s")) / unit
             if kind == "tpot":
                 values = np.where(run.finished & np.isnan(values), 0.0, values)
@@ -402,9 +399,7 @@ def _baseline(costs: CostModel, trace: Trace) -> tuple[float, float, float, floa
 def _fed_tps(trace: Trace, system: System) -> float:
     """Tokens per second with requests always waiting, until 80 % have finished."""
     made, router = system
-    run = simulate(made, trace.all_at_once(), router)
-    ends = np.sort(run.requests["finish_s"])[: int(0.8 * len(trace))]
-    return float(len(ends) * (INPUTS + OUTPUTS) / ends[-1])
+    return fed(simulate(made, trace.all_at_once(), router))[TPS]
 
 
 def _alone_ms(made: PhasePlan) -> Floats:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from hetero import timings
+from hetero.arrays import Floats
 from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Phase
@@ -25,7 +26,7 @@ from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.simulator import Slo
 from hetero.workload import Trace
 from pipelines.studies.shift_detector import ShiftDetector
-from pipelines.studies.thunderserve import SCALES, Floats, Scales, ThunderServeStudy
+from pipelines.studies.thunderserve import SCALES, Scales, ThunderServeStudy
 
 Groups: TypeAlias = list[tuple[Pipeline, Phase]]
 Losses: TypeAlias = dict[tuple[str, str, Policy], Rescheduling]

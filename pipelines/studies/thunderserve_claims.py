@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from hetero.intervals import interval, ranking
 from hetero.planners.reschedule.policy import Policy
 from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.phases import PhasePlan
-from pipelines.studies.results import claim_rows
+from pipelines.studies.results import Rows, claim_rows
 from pipelines.studies.thunderserve import (
     GRID,
     KINDS,
@@ -31,7 +31,6 @@ from pipelines.studies.thunderserve import (
 )
 from pipelines.studies.thunderserve_changes import ATTAINED, Losses, reload_s
 
-Rows: TypeAlias = list[dict[str, Any]]
 _NAMES = ("coding", "conversation")
 _OTHERS = ("HexGen", "DistServe", "vLLM")
 

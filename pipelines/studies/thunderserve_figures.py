@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from hetero.arrays import Floats
 from hetero.intervals import interval
 from hetero.planners.reschedule.episode import Episode
 from hetero.planners.reschedule.policy import Policy
@@ -199,7 +200,7 @@ def throughput(overloaded: pd.DataFrame) -> Figure:
     return fig
 
 
-def convergence(curves: Mapping[tuple[str, int], thunderserve.Floats]) -> Figure:
+def convergence(curves: Mapping[tuple[str, int], Floats]) -> Figure:
     """Best estimate over the steps of a search, mean and range of seeds (ThunderServe Fig. 10).
 
     The legend has the times of the whole search, as recorded by the benchmark and as printed.

@@ -38,7 +38,10 @@ def run(
     jobs: list[Job] = []
     middle = {name: spec.scaled(one, 0.5) for name, one in found.search.ranges.items()}
     first = jobs_of(spec.repeated(found, middle))
-    log = Path(first[0].folder) / f"asked-{_name(found)}.json"
+    # Searches over different things have files of their own.
+    text = found.model_dump_json(exclude={"measures": True, "limit_s": True})
+    name = hashlib.sha256(text.encode()).hexdigest()[:8]
+    log = Path(first[0].folder) / f"asked-{name}.json"
     asked: list[dict[str, Any]] = json.loads(log.read_text()) if log.is_file() else []
     client = _client(found.search, aim)
     known = 0
@@ -58,12 +61,6 @@ def run(
             _tell(client, values, table.collect(found, own)[aim].to_numpy(dtype=float), aim)
         known += len(batch)
     return list({job.key: job for job in jobs}.values())
-
-
-def _name(found: spec.Sweep) -> str:
-    """Part of a file name that differs between searches over different things."""
-    text = found.model_dump_json(exclude={"measures": True, "limit_s": True})
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _client(search: spec.Search, aim: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require
 from pipelines import schema
 
 _MOST_POINTS = 100_000
@@ -196,7 +196,12 @@ def read(path: Path | str) -> Sweep:
 def points(sweep: Sweep, name: str = "the sweep") -> list[Point]:
     """Every point of a grid, a list or a Sobol sequence, times its repeats."""
     if sweep.grid is not None:
-        _check_count(sweep, name, math.prod(map(len, sweep.grid.values())))
+        total = math.prod(map(len, (*sweep.grid.values(), *sweep.repeat.values())))
+        require(
+            total <= _MOST_POINTS,
+            f"{name} has {total:,} points; {_MOST_POINTS:,} are allowed.",
+            resolve="give fewer values, or let 'sobol' spread points over their ranges.",
+        )
         swept = [
             dict(zip(sweep.grid, values, strict=True))
             for values in itertools.product(*sweep.grid.values())
@@ -212,15 +217,6 @@ def points(sweep: Sweep, name: str = "the sweep") -> list[Point]:
             f"{name} is a search, whose points follow from results.", resolve="run it."
         )
     return [point for one in swept for point in repeated(sweep, one, name)]
-
-
-def _check_count(sweep: Sweep, name: str, count: int) -> None:
-    total = count * math.prod(map(len, sweep.repeat.values()))
-    if total > _MOST_POINTS:
-        raise ParameterError(
-            f"{name} has {total:,} points; {_MOST_POINTS:,} are allowed.",
-            resolve="give fewer values, or let 'sobol' spread points over their ranges.",
-        )
 
 
 def repeated(sweep: Sweep, swept: Mapping[str, Any], name: str = "the sweep") -> list[Point]:

@@ -11,7 +11,7 @@ import pytest
 
 from hetero import paths
 from pipelines import dependencies, run, source
-from pipelines.studies import claims, ledger
+from pipelines.studies import claims, coverage, ledger
 
 NOTEBOOKS = source.notebooks()
 # Those that compare routers and planners: for two calls of studies at least one of the library.
@@ -104,7 +104,7 @@ def test_run_all_with_its_small_defaults(notebook: str, tmp_path: Path) -> None:
     assert len(measured) == len(manifest["claims"])
     # Some notebooks are about no published value.
     assert measured or notebook not in {claim.notebook for claim in ledger.ledger()}
-    claims.coverage(tmp_path / "results")
+    coverage.coverage(tmp_path / "results")
     _check_dependencies(notebook, json.loads(note.read_text()))
 
 

@@ -15,18 +15,10 @@ from hetero import paths
 from hetero.errors import DataError, ParameterError
 from hetero.workload.datasets import dataset
 from pipelines import schema
-from pipelines.studies.claims import (
-    NO_ADDRESS,
-    STATUSES,
-    audit,
-    coverage,
-    ledger,
-    state_of,
-    verdicts,
-)
-from pipelines.studies.coverage import figures
+from pipelines.studies.claims import NO_ADDRESS, STATUSES, audit, state_of, verdicts
+from pipelines.studies.coverage import coverage, figures
 from pipelines.studies.coverage import read as read_figures
-from pipelines.studies.ledger import QUOTED, Claim, Order, read
+from pipelines.studies.ledger import QUOTED, Claim, Order, ledger, read
 from pipelines.studies.published import PAPERS
 from pipelines.studies.results import ResultFolder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hetero
 from hetero import catalog, workload
+from hetero.apps.answers.fleets import record
 from hetero.cluster import cluster
 from hetero.routers import Oracle, Predictive
 from hetero.routers.predictors import DEFAULT
@@ -15,11 +16,14 @@ SERVED = hetero.replicated(FLEET, LLM, {"a5000-1": 1, "a5000-2": 1})
 
 def test_every_answer_says_what_it_stands_on(told) -> None:
     slo = hetero.Slo(ttft_s=2.0)
-    card = hetero.plan(FLEET, model=LLM, trace=CHATS, slo=slo, rate=1.0, effort="quick")
+    asked = {"model": LLM, "trace": CHATS, "slo": slo, "rate": 1.0}
+    card = hetero.plan(FLEET, **asked, effort="quick")
     compared = hetero.compare(SERVED, Predictive(), CHATS, seeds=1, resample=False, slo=slo)
     view = hetero.explore(SERVED, CHATS, 1.0, slo, requests=50)
+    sized = hetero.size(**asked, gpu=["A40"], engine="any", seeds=1)
     said = told("simulate", FLEET.name, "--requests", 50, "--router", "hetero")
-    for notes in (card.notes, [compared.note], view.notes, said["notes"]):
+    others = (said["notes"], sized.table().notes, record(sized)["notes"])
+    for notes in (card.notes, [compared.note], view.notes, *others):
         assert any(one.startswith(f"Predictor {DEFAULT}; engine ") for one in notes)
     assert hetero.Question(FLEET, LLM, CHATS, 1.0).engine == hetero.EngineSpec()
     assert card.question.engine == hetero.EngineSpec().name

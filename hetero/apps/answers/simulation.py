@@ -212,12 +212,12 @@ def simulation(ask: Ask) -> Simulated:
         playing=playing,
     )
     about = own["batching"] if card is None else f"plan of {card.planner}"
-    setting |= {"trace": first.source, "requests": len(first), "arrivals": came} | own
     order = "drawn anew in blocks for each seed" if ask.seeds > 1 else "in their order"
-    if "Poisson" in came and opened.prefix_ids is None:
-        order = "in an order of each seed's own"  # see hetero.simulator.sustained.arrivals
+    came = came.replace("in their order", order)
+    told = came if ", requests " in came else f"{came}, requests {order}"
+    setting |= {"trace": first.source, "requests": len(first), "arrivals": came} | own
     every = getattr(getattr(served, "deployment", served), "replicas", ())
-    notes = [footing(every, f"{came}, requests {order}", seeds, predictor), *notes]
+    notes = [footing(every, told, seeds, predictor), *notes]
     made = Simulated(
         f"{setting['model']} on {setting['cluster']}: {title}",
         found,

@@ -26,16 +26,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hetero.arrays import Floats, Ints
+from hetero.arrays import Flags, Floats, Ints
 from hetero.deployment import Replica
 from hetero.errors import InfeasibleError
 from hetero.planners.baselines.kinds import Kind
 from hetero.programs import Program, SolverLimits
 from hetero.workload import Trace
 
-Flags = NDArray[np.bool_]
 Counts = dict[tuple[int, tuple[int, ...]], int]
 """Machines by kind and division."""
 

@@ -14,6 +14,7 @@ from hetero.apps.capacity.prices import Offer, PriceList
 from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
+from hetero.comparison import footing
 from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError
@@ -22,6 +23,7 @@ from hetero.planners.baselines.kinds import Kind, kinds
 from hetero.planners.baselines.melange import MelangeProgram
 from hetero.plans import Group, Plan
 from hetero.question import DRAWS, Load, step_error, sustained_draws, within_context
+from hetero.simulator.sustained import came
 
 Draws = tuple[bool, ...]
 """Whether something holds, by draw of the step times; empty where none were drawn."""
@@ -70,6 +72,9 @@ class Market:
                     found.append(replace(kind, machines=(), divisions=divisions))
                     self.offers += (offers[n],)
         self._kinds = tuple(found)
+        every = (one for kind in found for one in kind.instances.values())
+        said = footing(every, came(trace, self.load.process), self.load.seeds)
+        self.notes = (*self.notes, said)
 
     def _redundant(self, offer: Offer, division: tuple[int, ...]) -> bool:
         special = (None, None, None)  # no limit, no other prices

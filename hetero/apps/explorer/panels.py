@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.plots import figures
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hetero.simulator import Run
     from hetero.simulator.samples import Samples
 
-Floats = NDArray[np.float64]
 
 _MET = figures.CYCLE[2]
 _MISSED = figures.CYCLE[4]

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from hetero import latency
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import FitError, require
 from hetero.latency.models.floor import FloorFit
 from hetero.latency.models.phase import PhaseFit, fit_phase
 from hetero.latency.step import Mixed, Piece, StepModel
 from hetero.latency.tables import Measurements
-
-Floats = NDArray[np.float64]
 
 Form = Literal["affine", "bent"]
 """``"affine"`` is eq. 3 and 4 of Xiong et al.; ``"bent"`` is for engines that pay for attention as

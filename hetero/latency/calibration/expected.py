@@ -56,9 +56,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from hetero.arrays import Floats
 from hetero.catalog import gpu as find_gpu
 from hetero.catalog import link
 from hetero.errors import ParameterError
@@ -68,7 +68,6 @@ from hetero.latency.models.efficiencies import PARTS, calibrated, chip, sources
 from hetero.latency.sources import measured
 from hetero.latency.tables import PHASES, Measurements, Phase
 
-Floats = NDArray[np.float64]
 Fold: TypeAlias = Literal["gpu", "llm"]
 LeftOut: TypeAlias = tuple[Fold, str] | None
 Level = Literal["measured", "calibrated", "same chip", "carried"]

@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.catalog import gpu, llm
 from hetero.latency.models.efficiencies import PRIOR
 from hetero.latency.models.roofline import VALUES, Efficiency, Roofline
@@ -28,8 +28,6 @@ from hetero.latency.sources.measured import GRID_BATCHES, GRID_LENGTHS
 from hetero.latency.sources.profiles import MOST_CACHED_TOKENS
 from hetero.latency.step import StepModel
 from hetero.latency.tables import Measurements
-
-Floats = NDArray[np.float64]
 
 MODEL_ERROR = 0.10
 _DIGITS = 4

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import FitError
 from hetero.latency.accuracy import Accuracy
@@ -27,8 +28,6 @@ from hetero.latency.models.phase import DECODE, PREFILL, Form, PhaseFit, fit_pha
 from hetero.latency.reduction import Reduction
 from hetero.latency.step import Piece, StepModel
 from hetero.latency.tables import Measurements, Phase
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

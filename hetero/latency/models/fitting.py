@@ -9,11 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import FitError
 from hetero.latency.accuracy import Accuracy
-
-Floats = NDArray[np.float64]
 
 Weights = Literal["relative", "none"]
 """``relative`` minimises the squared relative error (weights ``1/y^2``), ``none`` the squared one.

@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.errors import FitError
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.models.fitting import (
@@ -23,8 +24,6 @@ from hetero.latency.models.fitting import (
     Weights,
     identifiability,
 )
-
-Floats = NDArray[np.float64]
 
 _FLOOR = Term("floor", "1", "s", "while the step is small")
 _LINE = (

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.frames import derived_frame, raw_frame, replicas
 from hetero.latency.reduction import Reduction
 from hetero.latency.step import Piece, StepModel
 from hetero.latency.tables import PHASES, Measurements, Phase
-
-Floats = NDArray[np.float64]
 
 # Helix does not say how many tokens each request had cached when its decode table was measured.
 # Its planner counts on requests of 750 + 240 tokens; the mean over their decode is taken.

@@ -35,11 +35,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Column, Table
 from hetero.errors import require
 from hetero.latency.models.moe_costs import MoeCosts
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

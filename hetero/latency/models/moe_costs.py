@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.catalog import Llm
 from hetero.display import Shown
 from hetero.errors import ParameterError
 from hetero.latency.models.moe_devices import MoeDevice
 from hetero.latency.models.reference_quirks import FAITHFUL, Oddities
-
-Floats = NDArray[np.float64]
 
 #: Share of the peak of fp8 and fp16 units that attention kernels reach.
 KERNEL = 0.7

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.errors import ParameterError
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.models.moe import MoeModel
 from hetero.latency.reduction import Reduction
 from hetero.latency.step import Piece, StepModel
-
-Floats = NDArray[np.float64]
 
 # Lengths and loads at which the error of a reduction is taken.
 _LENGTHS = np.array([16, 128, 512, 1024, 2048, 4096, 8192, 16384, 65536], np.float64)

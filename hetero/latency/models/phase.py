@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.display import Shown, Table
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.models.fitting import (
@@ -19,8 +20,6 @@ from hetero.latency.models.fitting import (
     fit_linear,
     identifiability,
 )
-
-Floats = NDArray[np.float64]
 
 Form = Literal["full", "cross", "tokens"]
 """``full`` has the four coefficients of the paper, ``cross`` the three that a cross of settings

@@ -62,15 +62,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.catalog import Gpu, Llm
 from hetero.catalog.precision import bytes_of
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError, require
 from hetero.latency.step import Piece, StepModel
-
-Floats = NDArray[np.float64]
 
 _SHORT_WINDOW = 128
 _MANY = 2.0**40  # tokens or pairs of a step whose time is its rate

@@ -13,14 +13,14 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.latency.frames import derived_frame, raw_frame, replicas
 from hetero.latency.reduction import with_bends
 from hetero.latency.step import Piece, StepModel
 from hetero.latency.tables import Measurements
 
-Floats = NDArray[np.float64]
 Replica: TypeAlias = tuple[str, str, str, int]
 """GPU, engine, model and tensor-parallel degree that a table is of."""
 SPLITWISE_ENGINE = "vLLM 2023"

@@ -11,15 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.latency.frames import derived_frame
 from hetero.latency.sources.raggedness import skews
 from hetero.latency.step import Mixed, Piece, StepModel
-
-Floats = NDArray[np.float64]
 
 ENGINE = "vLLM 0.19.0"
 MOST_CACHED_TOKENS = 200_000  # that the reductions are fitted to

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.latency.frames import derived_frame
 from hetero.streams import stream
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
 
 
 def skews(
@@ -55,7 +53,6 @@ def skews(
     return np.asarray(np.interp(sizes, rows["requests"].to_numpy(dtype=np.float64), values))
 
 
-@lru_cache(maxsize=32)  # cost models ask for that of one trace at every pipeline
 def longest_over_mean(trace: Trace, batches: int = 256, *, seed: int = 0) -> Floats:
     """Expected ratio of the longest to the mean context of 1, ..., ``batches`` requests.
 

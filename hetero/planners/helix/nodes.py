@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.catalog.precision import bytes_of
 from hetero.costs.cost import CostModel
 from hetero.errors import CatalogError, InfeasibleError
@@ -32,8 +32,6 @@ from hetero.placement.throughput import OperatingPoint
 from hetero.planners import ground
 from hetero.planners.bound import amounts
 from hetero.question import Question
-
-Floats = NDArray[np.float64]
 
 _LONGEST = 8192.0  # prompt tokens that a node's table reaches to; beyond, its last slope goes on
 _WEIGHTS = (0.5, 0.7, 0.85, 1.0)  # shares of memory for weights: Helix's, and more where needed
