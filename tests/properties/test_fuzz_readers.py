@@ -259,7 +259,7 @@ READERS = [
     Reader("own csv", ".csv", OWN, readers.read),
     Reader("lengths", ".csv", LENGTHS, readers.read),
     Reader("sorted csv", ".csv", OWN, functools.partial(readers.read, sort=True)),
-    Reader("csv in ms", ".csv", OWN, functools.partial(readers.read_table, time_unit="ms")),
+    Reader("csv in ms", ".csv", OWN, functools.partial(readers.read, columns="unit=ms")),
     Reader("csv.gz", ".csv.gz", gzip.compress(AZURE, mtime=0), readers.read),
     Reader("mooncake", ".jsonl", MOONCAKE, readers.read),
     Reader("parquet", ".parquet", _parquet(), readers.read),
