@@ -199,16 +199,6 @@ def _kind(path: Path) -> tuple[str, Literal["gzip", "infer"]]:
     return kind, "gzip" if packed else "infer"
 
 
-def heading(path: Path) -> list[str]:
-    """Names of the columns of a CSV or Parquet file."""
-    with reading(path):
-        kind, compression = _kind(path)
-        if kind == "parquet":
-            return list(pyarrow.parquet.read_schema(path).names)
-        found = pd.read_csv(path, nrows=0, compression=compression)
-        return [str(column).strip() for column in found.columns]
-
-
 def read_rows(
     path: Path,
     wanted: Iterable[str] = (),
@@ -239,23 +229,18 @@ def read_rows(
     """
     with reading(path):
         kind, compression = _kind(path)
-        rows = (
-            _of_json(path, compression, within, skip_bad)
-            if kind == "json"
-            else _of_parquet(path)
-            if kind == "parquet"
-            else _of_csv(path, compression)
-        )
+        if kind == "parquet":
+            # The file's own notes for pandas may be damaged, and tell nothing that is needed.
+            table = pyarrow.parquet.read_table(path).replace_schema_metadata(None)
+            rows = Rows(table.to_pandas(), path, lines=None)
+        elif kind == "json":
+            rows = _of_json(path, compression, within, skip_bad)
+        else:
+            rows = _of_csv(path, compression)
     wanted = tuple(wanted)
     rows.need(wanted)
     chosen = [*wanted, *(column for column in optional if column in rows.frame)]
     return replace(rows, frame=rows.frame[chosen]) if chosen else rows
-
-
-def _of_parquet(path: Path) -> Rows:
-    # The file's own notes for pandas may be damaged, and tell nothing that is needed.
-    table = pyarrow.parquet.read_table(path)
-    return Rows(table.replace_schema_metadata(None).to_pandas(), path, lines=None)
 
 
 def _of_csv(path: Path, compression: Literal["gzip", "infer"]) -> Rows:
@@ -287,22 +272,11 @@ def _of_json(path: Path, compression: str, within: Sequence[str], skip_bad: bool
     with opened(path, "rt", encoding="utf-8-sig") as file:
         text = str(file.read())
     said = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    lines: list[int] | None
-    try:
-        by_line = isinstance(_json(said[0][1]), dict)
-    except (ValueError, RecursionError):
-        by_line = False
-    if by_line:
-        lines, values = [number for number, _ in said], [_or_none(line) for _, line in said]
-    else:
-        try:
-            whole, lines = _json(text), None
-        except (ValueError, RecursionError) as error:
-            at = getattr(error, "lineno", 1)
-            cut = f"this is no JSON object: {text.split(chr(10))[at - 1].strip()[:40]!r}."
-            hint = "write one request per line as a JSON object, or a list of them."
-            raise DataError(cut, path=path, line=at, resolve=hint) from None
-        values = whole if isinstance(whole, list) else [whole]
+    lines: list[int] | None = None
+    whole = None if isinstance(_json(said[0][1]), dict) else _json(text)
+    values = whole if isinstance(whole, list) else [whole]
+    if whole is None:
+        lines, values = [number for number, _ in said], [_json(line) for _, line in said]
     for key in within:
         if found := [one for value in values for one in _inside(value, key)]:
             values, lines = found, None
@@ -310,23 +284,20 @@ def _of_json(path: Path, compression: str, within: Sequence[str], skip_bad: bool
     good = np.array([isinstance(value, dict) for value in values], dtype=bool)
     if not good.all() and not skip_bad:
         bad = int(np.argmin(good))
-        shown = said[bad][1] if lines else str(values[bad])
+        shown = (said[bad][1] if lines else str(values[bad])).strip()[:40]
         rows = Rows(pd.DataFrame(index=range(len(good))), path, lines)
-        hint = "write one request per line as a JSON object."
-        raise rows.error(f"this is no JSON object: {shown.strip()[:40]!r}.", bad, None, hint)
+        hint = "write one request per line as a JSON object, or a list of them."
+        raise rows.error(f"this is no JSON object: {shown!r}.", bad, None, hint)
     frame = pd.json_normalize([one for one in values if isinstance(one, dict)], max_level=3)
     kept = lines and [line for line, one in zip(lines, good, strict=True) if one]
     return Rows(frame, path, kept, int((~good).sum()))
 
 
 def _json(text: str) -> Any:
-    # Integers that no column can hold end as infinite, and are refused by their line.
-    return json.loads(text, parse_int=lambda digits: (int if len(digits) < 20 else float)(digits))
-
-
-def _or_none(text: str) -> Any:
+    """The value of a JSON text; None where it is none."""
     try:
-        return _json(text)
+        # Integers that no column can hold end as infinite, and are refused by their line.
+        return json.loads(text, parse_int=lambda one: (int if len(one) < 20 else float)(one))
     except (ValueError, RecursionError):
         return None
 

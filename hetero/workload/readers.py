@@ -203,7 +203,9 @@ def opened(
         if column is not None
     )
     if "arrival" in named and "unit" not in named and arrival != layout.arrival:
-        named["unit"] = _unit_of(rows, named["arrival"])
+        first = pd.to_numeric(rows.frame[arrival].head(1), errors="coerce")
+        dates = pd.api.types.is_datetime64_any_dtype(rows.frame[arrival].dtype)
+        named["unit"] = "datetime" if dates or first.isna().any() else "s"
     layout = replace(layout, **named, rebase="rebase" in known)
     failed = np.zeros(len(rows), dtype=bool)
     for column, said in layout.failed:
@@ -285,14 +287,6 @@ def _read_columns(columns: str) -> dict[str, Any]:
         what = f"'{known['unit']}' is no unit of time."
         raise ParameterError(what, resolve=f"use {', '.join(units)}.")
     return known
-
-
-def _unit_of(rows: Rows, arrival: str) -> TimeUnit:
-    """Seconds, or dates where the first arrival is no number."""
-    first = rows.frame[arrival].head(1)
-    if pd.api.types.is_datetime64_any_dtype(first.dtype):
-        return "datetime"
-    return "datetime" if pd.to_numeric(first, errors="coerce").isna().any() else "s"
 
 
 def _trace(

@@ -420,7 +420,7 @@ def test_files_of_benchmarks(tmp_path: Path, written: str, stamped: bool, left_o
             "genai",
         ),
         (json.dumps(LENS | {"ttfts": [1, 2, 3], "itls": [1, 2, 3]}), "no lists of numbers"),
-        ('{"a": [\n1,\n', "line 3"),
+        ('{"a": [\n1,\n', "line 1"),
         ("[1, 2]", "row 1: this is no JSON object"),
         ('{"timestamp": 0, "input_length": 1' + "0" * 400 + ', "output_length": 1}', "'inf'"),
     ],

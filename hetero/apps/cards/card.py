@@ -168,6 +168,7 @@ class CardQuestion:
     arrivals: Annotated[str, Field(pattern="^(poisson|scaled)$")] = "poisson"
     release: Annotated[str, Field(pattern=r"^[0-9.]*$")] = ""
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    longest_tokens: _Count = 0
     kv_precision: Line = "fp16"
     speculate: Line = ""
     lora: Line = ""
