@@ -9,7 +9,7 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
     ``rate_given``, ``targets_s`` (by ``ttft``, ``tpot``, ``e2e``), ``goal``,
     ``budget_usd_per_h``, ``precision``, ``choose``, ``seed``, ``requests``, ``engine``,
     ``release``, ``memory_fraction``, ``kv_precision``, ``arrivals`` (``"poisson"`` or
-    ``"scaled"``), ``speculate``, ``lora``.
+    ``"scaled"``), ``speculate``, ``lora``, ``longest_tokens`` (of a request; 0 if not known).
 ``planner``, ``precision``, ``groups``, ``idle``, ``routing``
     The plan: which GPUs form which replicas. A group has ``count``, ``gpus`` (by type, of one
     replica), ``parallelism``, ``phase``, ``share`` (of the requests, all of them together; null
