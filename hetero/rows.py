@@ -201,8 +201,7 @@ def _kind(path: Path) -> tuple[str, Literal["gzip", "infer"]]:
 
 def read_rows(
     path: Path,
-    wanted: Iterable[str] = (),
-    optional: Iterable[str] = (),
+    wanted: Sequence[str] = (),
     *,
     within: Sequence[str] = (),
     skip_bad: bool = False,
@@ -214,8 +213,8 @@ def read_rows(
 
     Parameters
     ----------
-    wanted, optional
-        Columns that must be there, and that are read where they are; without any, all are.
+    wanted
+        Columns that must be there, and are read; without any, all are.
     within
         Of a JSON file of another form: paths of the lists that may hold its rows, or of one column
         as a list, beside which the others stand.
@@ -237,10 +236,8 @@ def read_rows(
             rows = _of_json(path, compression, within, skip_bad)
         else:
             rows = _of_csv(path, compression)
-    wanted = tuple(wanted)
     rows.need(wanted)
-    chosen = [*wanted, *(column for column in optional if column in rows.frame)]
-    return replace(rows, frame=rows.frame[chosen]) if chosen else rows
+    return replace(rows, frame=rows.frame[[*wanted]]) if wanted else rows
 
 
 def _of_csv(path: Path, compression: Literal["gzip", "infer"]) -> Rows:

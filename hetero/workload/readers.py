@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -84,7 +83,8 @@ _VLLM = Layout(
     failed=(("errors", ".+"),),
     tool="vllm bench serve",
 )
-_LLM = Layout("start_time", "prompt_tokens", unit="s", tool="guidellm")
+_LLM = Layout("start_time", "prompt_tokens", tool="guidellm")
+_TTFT, _FIRST, _LAST = ("time_to_first_token_ms", "ms"), ("first", "ns"), ("last", "ns")
 LAYOUTS = (
     Layout("arrival_s"),
     Layout("TIMESTAMP", "ContextTokens", "GeneratedTokens", unit="datetime"),
@@ -103,15 +103,8 @@ LAYOUTS = (
         tool="aiperf",
     ),
     replace(_LLM, ttft=("first_token_time", "s"), e2e=("end_time", "s"), since=True),
-    replace(
-        _LLM,
-        arrival="request_start_time",
-        ttft=("time_to_first_token_ms", "ms"),
-        e2e=("request_latency", "s"),
-    ),
-    Layout(
-        "sent", unit="ns", ttft=("first", "ns"), e2e=("last", "ns"), since=True, tool="genai-perf"
-    ),
+    replace(_LLM, arrival="request_start_time", ttft=_TTFT, e2e=("request_latency", "s")),
+    replace(Layout("sent", unit="ns", tool="genai-perf"), ttft=_FIRST, e2e=_LAST, since=True),
     Layout(),
 )
 """Files that are known by their columns, the first that fits."""
@@ -164,10 +157,8 @@ def read(
     )
 
 
-def opened(
-    path: Path | str, known: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[Rows, Layout]:
-    """Rows of a file that did not fail, and what they are called; see :func:`read`.
+def opened(path: Path | str, known: Mapping[str, Any]) -> tuple[Rows, Layout]:
+    """Rows of a file that did not fail, and what they are called where not ``known``.
 
     Raises
     ------
@@ -179,29 +170,20 @@ def opened(
     layout = next((one for one in LAYOUTS if one.marks <= names), None)
     named = {key: known[key] for key in _KEYS if key in known}
     if layout is None and not {"arrival", "input", "output"} & named.keys():
-        summary = "request_throughput" in names
-        raise DataError(
-            "it has a benchmark's summary and not its requests."
-            if summary
-            else f"its columns {listed(names)} are of no known kind of trace.",
-            path=path,
-            resolve="run vllm bench serve with --save-detailed, or sglang.bench_serving with "
-            "--output-details, or give aiperf's profile_export.jsonl."
-            if summary
-            else "name its columns, as in --columns arrival=time,input=prompt,output=reply.",
-        )
+        what = f"its columns {listed(names)} are of no known kind of trace."
+        hint = "name its columns, as in --columns arrival=time,input=prompt,output=reply."
+        if "request_throughput" in names:
+            what = "it has a benchmark's summary and not its requests."
+            hint = "run vllm bench serve with --save-detailed, sglang.bench_serving with "
+            hint += "--output-details, or give aiperf's profile_export.jsonl."
+        raise DataError(what, path=path, resolve=hint)
     layout = layout or Layout("arrival_s" if "arrival_s" in names else None)
     arrival = named.get("arrival", layout.arrival)
     if arrival is None and (of := {"unit", "session", "rebase"} & known.keys()):
-        raise ParameterError(
-            f"'{min(of)}' says something of arrivals, and no column of arrivals is named.",
-            resolve="name it too, as in --columns arrival=time,input=prompt,output=reply,unit=ms.",
-        )
-    rows.need(
-        column
-        for column in (arrival, *(named.get(k, getattr(layout, k)) for k in _KEYS[1:4]))
-        if column is not None
-    )
+        what = f"'{min(of)}' says something of arrivals, and no column of arrivals is named."
+        raise ParameterError(what, resolve="name it too, as in --columns arrival=time,unit=ms.")
+    used = (arrival, *(named.get(key, getattr(layout, key)) for key in _KEYS[1:4]))
+    rows.need(column for column in used if column is not None)
     if "arrival" in named and "unit" not in named and arrival != layout.arrival:
         first = pd.to_numeric(rows.frame[arrival].head(1), errors="coerce")
         dates = pd.api.types.is_datetime64_any_dtype(rows.frame[arrival].dtype)
@@ -258,13 +240,12 @@ def _with_times(rows: Rows) -> Rows:
         what = "its times of tokens are no lists of numbers."
         raise rows.error(what, None, None, "give the file as the benchmark wrote it.") from None
     if "first" in frame and frame.input_tokens.isna().any():
-        raise rows.error(
-            "it is of genai-perf, and its responses do not say how many tokens they have.",
-            None,
-            None,
+        what = "it is of genai-perf, and its responses do not say how many tokens they have."
+        hint = (
             'run it with --extra-inputs \'{"stream_options": {"include_usage": true}}\', or give '
-            "the profile_export.jsonl of aiperf, its successor.",
         )
+        hint += "the profile_export.jsonl of aiperf, its successor."
+        raise rows.error(what, None, None, hint)
     return replace(rows, frame=frame, left_out=rows.left_out + len(rows) - len(frame))
 
 
@@ -356,13 +337,9 @@ def _told_unit(
     good = [unit for unit, rate in rates.items() if low <= rate <= high]
     # Those who count milliseconds write whole numbers, as the Mooncake traces are described.
     if good == (["s"] if whole else ["ms", "s"]):
-        raise rows.error(
-            f"{len(at):,} requests of {inputs.mean():,.0f} tokens are {rates['s']:.3g} requests/s "
-            f"if these are seconds, and {rates['ms']:.3g} if milliseconds.",
-            None,
-            column,
-            "say which, with --columns unit=s or unit=ms.",
-        )
+        what = f"{len(at):,} requests of {inputs.mean():,.0f} tokens are {rates['s']:.3g} "
+        what += f"requests/s if these are seconds, and {rates['ms']:.3g} if milliseconds."
+        raise rows.error(what, None, column, "say which, with --columns unit=s or unit=ms.")
     return good[0] if good else "ms" if whole else "s"
 
 
@@ -447,10 +424,7 @@ def _block_tokens(rows: Rows, inputs: NDArray[np.int32], counts: NDArray[np.int6
     if len(powers) == 1:
         return powers[0]
     row = int(np.argmax(counts / inputs))
-    raise rows.error(
-        f"{counts[row]:,} blocks of {MOONCAKE_BLOCK_TOKENS} tokens are more than the prompt of "
-        f"{inputs[row]:,} tokens, and no other size fits all requests.",
-        row,
-        "hash_ids",
-        "say how many tokens a block has, as in --columns block=16.",
-    )
+    what = f"{counts[row]:,} blocks of {MOONCAKE_BLOCK_TOKENS} tokens are more than the prompt of "
+    what += f"{inputs[row]:,} tokens, and no other size fits all requests."
+    hint = "say how many tokens a block has, as in --columns block=16."
+    raise rows.error(what, row, "hash_ids", hint)

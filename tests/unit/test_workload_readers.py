@@ -350,18 +350,15 @@ def test_a_unit_or_block_that_cannot_be_told_is_asked_for(tmp_path: Path) -> Non
     assert "block=16" in refused(odd).resolve
 
 
-AIPERF = {
-    "metadata": {"request_start_ns": 10**18 + 5 * 10**8, "benchmark_phase": "profiling"},
-    "metrics": {
-        "input_sequence_length": {"value": 50, "unit": "tokens"},
-        "output_sequence_length": {"value": 11, "unit": "tokens"},
-        "time_to_first_token": {"value": 200.0, "unit": "ms"},
-        "request_latency": {"value": 1200.0, "unit": "ms"},
-    },
-    "error": None,
-}
-BEFORE = AIPERF | {"metadata": {"request_start_ns": 10**18, "benchmark_phase": "profiling"}}
-WARMUP = AIPERF | {"metadata": {"request_start_ns": 10**18, "benchmark_phase": "warmup"}}
+def aiperf(at_ns: int, phase: str = "profiling") -> str:
+    values = {"input_sequence_length": 50, "output_sequence_length": 11}
+    values |= {"time_to_first_token": 200, "request_latency": 1200}
+    metadata = {"request_start_ns": at_ns, "benchmark_phase": phase}
+    metrics = {name: {"value": value} for name, value in values.items()}
+    return json.dumps({"metadata": metadata, "metrics": metrics, "error": None}) + "\n"
+
+
+AIPERF = aiperf(10**18, "warmup") + aiperf(10**18 + 5 * 10**8) + aiperf(10**18)
 LENS = {"input_lens": [50, 50, 9], "output_lens": [11, 11, 0], "errors": ["", "", "lost"]}
 VLLM = LENS | {"ttfts": [0.2, 0.2, 0], "itls": [[0.1] * 10, [0.4, 0.6], []], "duration": 2.0}
 GUIDE = {"prompt_tokens": 50, "output_tokens": 11}
@@ -387,7 +384,7 @@ GENAI = [
 @pytest.mark.parametrize(
     ("written", "stamped", "left_out"),
     [
-        ("\n".join(map(json.dumps, (WARMUP, AIPERF, BEFORE))), True, "1 of 3"),
+        (AIPERF, True, "1 of 3"),
         (json.dumps(VLLM | {"start_times": [7.5, 7.0, 8.0]}, indent=1), True, "1 of 3"),
         (json.dumps(VLLM) + "\n", False, "1 of 3"),
         (json.dumps({"benchmarks": [{"requests": {"successful": OLD, "errored": []}}]}), True, ""),
@@ -451,9 +448,3 @@ def test_mooncake_lines_without_a_field_or_blocks(tmp_path: Path) -> None:
     assert refused(path).column == "output_length"
     path = write(tmp_path / "t.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 1}\n')
     assert readers.read(path).prefix_ids is None
-
-
-def test_a_trace_of_ones_own_says_so(tmp_path: Path) -> None:
-    file = tmp_path / "mine.csv"
-    file.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,20,6\n")
-    assert workload.open_trace(file).source == "file:mine.csv"

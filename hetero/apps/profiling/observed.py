@@ -66,7 +66,7 @@ class ServedLog:
             If the file cannot be read, lacks a column, or has requests of several replicas and
             none is named.
         """
-        rows, layout = readers.opened(path)
+        rows, layout = readers.opened(path, {})
         frame = (readers.answered(rows, layout) if layout.tool else rows.frame).copy()
         numbers = [name for name in (*_COLUMNS[1:], "e2e_s") if name in frame]
         try:
