@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 _LONGEST = 1500  # characters of a sentence
 
@@ -129,7 +130,14 @@ class DataError(HeteroError):
         One sentence about the content.
     path
         The file; ``line`` (1-based) and ``column`` are added to the text where known.
+
+    Attributes
+    ----------
+    bad
+        Mask of all rows that are so, where they are wrong one by one.
     """
+
+    bad: Any = None
 
     def __init__(
         self,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import json
 import math
 import re
 import textwrap
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -21,6 +23,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from hetero.errors import DataError
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -61,12 +65,15 @@ class Rows:
     Attributes
     ----------
     lines
-        Line of each row, counted from 1; None for binary files, which have rows but no lines.
+        Line of each row, counted from 1; None where rows are not lines of text.
+    left_out
+        Rows of the file that are not among these, as they are bad or of failed requests.
     """
 
     frame: pd.DataFrame
     path: Path
     lines: Sequence[int] | None
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -83,7 +90,34 @@ class Rows:
     def where(self, keep: NDArray[np.bool_]) -> Rows:
         """The rows for which ``keep`` is True."""
         lines = self.lines and [line for line, kept in zip(self.lines, keep, strict=True) if kept]
-        return Rows(self.frame[keep], self.path, lines)
+        return Rows(self.frame[keep], self.path, lines, self.left_out)
+
+    def without(self, bad: NDArray[np.bool_]) -> Rows:
+        """The other rows, those that are bad counted as left out."""
+        return replace(self.where(~bad), left_out=self.left_out + int(bad.sum()))
+
+    def made(self, make: Callable[[Rows], T], *, skip_bad: bool) -> T:
+        """What is made of the rows, or of those that are good if bad ones may be left out."""
+        rows = self
+        while True:
+            try:
+                return make(rows)
+            except DataError as error:
+                if not skip_bad or error.bad is None:
+                    raise
+                rows = rows.without(error.bad)
+
+    def need(self, columns: Iterable[str]) -> None:
+        """Raise for the first of the columns that is not there."""
+        for column in columns:
+            if column not in self.frame:
+                raise DataError(
+                    f"this column is missing; the file has {listed(map(str, self.frame))}.",
+                    path=self.path,
+                    line=None if self.lines is None else 1,
+                    column=column,
+                    resolve="name the columns that the file has, or mend its heading.",
+                )
 
     def filled(self, column: str) -> NDArray[np.bool_]:
         """Whether each row has a value in a column, which need not be there."""
@@ -150,52 +184,72 @@ class Rows:
         shown = textwrap.shorten(str(self.frame[column].iloc[row]), 60, placeholder="...")
         missing = not self.filled(column)[row]
         what = "the value is missing." if missing else f"'{shown}' is not {kind}."
-        raise self.error(what, row, column, resolve)
+        error = self.error(what, row, column, resolve)
+        error.bad = bad
+        raise error
 
 
-def heading(path: Path) -> list[str]:
-    """Names of the columns of a CSV or Parquet file."""
-    with reading(path):
-        if path.suffix == ".parquet":
-            return list(pyarrow.parquet.read_schema(path).names)
-        return [str(column).strip() for column in pd.read_csv(path, nrows=0).columns]
+def _kind(path: Path) -> tuple[str, Literal["gzip", "infer"]]:
+    """Kind of a table by how it begins, and how it is compressed."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    with (gzip.open if packed else open)(path, "rb") as file:
+        start = bytes(file.read(256)).removeprefix(b"\xef\xbb\xbf").lstrip()
+    kind = "parquet" if start[:4] == b"PAR1" else "json" if start[:1] in (b"{", b"[") else "csv"
+    return kind, "gzip" if packed else "infer"
 
 
-def read_rows(path: Path, wanted: Iterable[str] = (), optional: Iterable[str] = ()) -> Rows:
-    """Rows of a CSV, CSV.gz or Parquet file up to the last that is not blank, cells of CSV as text.
+def read_rows(
+    path: Path,
+    wanted: Sequence[str] = (),
+    *,
+    within: Sequence[str] = (),
+    skip_bad: bool = False,
+) -> Rows:
+    """Rows of a CSV, Parquet or JSON file, also by gzip, told by its content.
+
+    CSV has rows up to the last that is not blank, and its cells are text. JSON has an object per
+    line, or a list of them, whose fields are named by their path (``metrics.length.value``).
 
     Parameters
     ----------
-    wanted, optional
-        Columns that must be there, and that are read where they are; without any, all are.
+    wanted
+        Columns that must be there, and are read; without any, all are.
+    within
+        Of a JSON file of another form: paths of the lists that may hold its rows, or of one column
+        as a list, beside which the others stand.
+    skip_bad
+        Count lines that are no JSON objects as left out.
 
     Raises
     ------
     DataError
         If the file cannot be read or a column is missing.
     """
-    found, wanted = heading(path), tuple(wanted)
-    for column in wanted:
-        if column not in found:
-            raise DataError(
-                f"this column is missing; the file has {listed(found)}.",
-                path=path,
-                line=None if path.suffix == ".parquet" else 1,
-                column=column,
-                resolve="name the columns that the file has, or mend its heading.",
-            )
-    chosen = [*wanted, *(column for column in optional if column in found)]
     with reading(path):
-        if path.suffix == ".parquet":
+        kind, compression = _kind(path)
+        if kind == "parquet":
             # The file's own notes for pandas may be damaged, and tell nothing that is needed.
-            table = pyarrow.parquet.read_table(path, columns=chosen or None)
-            if lost := [column for column in chosen if column not in table.column_names]:
-                raise pa.ArrowInvalid(f"no column '{lost[0]}' after all")
-            return Rows(table.replace_schema_metadata(None).to_pandas(), path, lines=None)
-        # As text, and blank lines kept: else a bad value would have no line to point at.
-        frame = pd.read_csv(
-            path, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True
-        )
+            table = pyarrow.parquet.read_table(path).replace_schema_metadata(None)
+            rows = Rows(table.to_pandas(), path, lines=None)
+        elif kind == "json":
+            rows = _of_json(path, compression, within, skip_bad)
+        else:
+            rows = _of_csv(path, compression)
+    rows.need(wanted)
+    return replace(rows, frame=rows.frame[[*wanted]]) if wanted else rows
+
+
+def _of_csv(path: Path, compression: Literal["gzip", "infer"]) -> Rows:
+    # As text, and blank lines kept: else a bad value would have no line to point at.
+    frame = pd.read_csv(
+        path,
+        dtype=str,
+        keep_default_na=False,
+        skip_blank_lines=False,
+        skipinitialspace=True,
+        compression=compression,
+    )
     if not isinstance(frame.index, pd.RangeIndex):
         # pandas takes what the first row has too much for names of rows, and shifts all columns.
         raise DataError(
@@ -207,7 +261,56 @@ def read_rows(path: Path, wanted: Iterable[str] = (), optional: Iterable[str] = 
     frame.columns = frame.columns.str.strip()
     filled = np.flatnonzero(~(frame.isna() | (frame == "")).all(axis=1).to_numpy())
     end = int(filled[-1]) + 1 if len(filled) else 0
-    return Rows(frame.iloc[:end][chosen] if chosen else frame.iloc[:end], path, range(2, end + 2))
+    return Rows(frame.iloc[:end], path, range(2, end + 2))
+
+
+def _of_json(path: Path, compression: str, within: Sequence[str], skip_bad: bool) -> Rows:
+    opened = gzip.open if compression == "gzip" else open
+    with opened(path, "rt", encoding="utf-8-sig") as file:
+        text = str(file.read())
+    said = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    lines: list[int] | None = None
+    whole = None if isinstance(_json(said[0][1]), dict) else _json(text)
+    values = whole if isinstance(whole, list) else [whole]
+    if whole is None:
+        lines, values = [number for number, _ in said], [_json(line) for _, line in said]
+    for key in within:
+        if found := [one for value in values for one in _inside(value, key)]:
+            values, lines = found, None
+            break
+    good = np.array([isinstance(value, dict) for value in values], dtype=bool)
+    if not good.all() and not skip_bad:
+        bad = int(np.argmin(good))
+        shown = (said[bad][1] if lines else str(values[bad])).strip()[:40]
+        rows = Rows(pd.DataFrame(index=range(len(good))), path, lines)
+        hint = "write one request per line as a JSON object, or a list of them."
+        raise rows.error(f"this is no JSON object: {shown!r}.", bad, None, hint)
+    frame = pd.json_normalize([one for one in values if isinstance(one, dict)], max_level=3)
+    kept = lines and [line for line, one in zip(lines, good, strict=True) if one]
+    return Rows(frame, path, kept, int((~good).sum()))
+
+
+def _json(text: str) -> Any:
+    """The value of a JSON text; None where it is none."""
+    try:
+        # Integers that no column can hold end as infinite, and are refused by their line.
+        return json.loads(text, parse_int=lambda one: (int if len(one) < 20 else float)(one))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _inside(value: Any, key: str) -> list[Any]:
+    """Rows in the list that a path of keys leads to, or of the columns beside that list."""
+    if isinstance(value, list):
+        return [found for one in value for found in _inside(one, key)]
+    first, _, rest = key.partition(".")
+    held = value.get(first) if isinstance(value, dict) else None
+    if rest:
+        return _inside(held, rest)
+    if not isinstance(held, list) or all(isinstance(one, dict) for one in held):
+        return held if isinstance(held, list) else []
+    columns = {k: v for k, v in value.items() if isinstance(v, list) and len(v) == len(held)}
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
 def read_records(path: Path, kind: type) -> list[dict[str, object]]:

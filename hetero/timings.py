@@ -18,7 +18,7 @@ from pathlib import Path
 from hetero import paths
 from hetero.errors import DataError
 from hetero.files import writing
-from hetero.rows import heading, read_records
+from hetero.rows import read_records, read_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def timings(path: Path | None = None) -> dict[str, Timing]:
         If the file lacks a column or holds a value that is no number.
     """
     file = path if path is not None else paths.data("measured", "timings.csv")
-    if (columns := tuple(heading(file))) != _COLUMNS:
+    if (columns := tuple(map(str, read_rows(file).frame))) != _COLUMNS:
         raise DataError(
             f"The columns are {', '.join(columns)}.",
             path=file,

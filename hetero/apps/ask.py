@@ -60,7 +60,8 @@ class Ask:
     :trace: Trace file, or a shipped workload such as azure2023_conv.
     :source: For a shipped workload: its statistical 'twin', or the 'real' trace.
     :columns: Columns of a trace file that names its own: arrival=, input=, output=, session=, unit=
-        (s, ms, us, ns, datetime), sort, rebase; as in arrival=time,input=asked,output=said.
+        (s, ms, us, ns, datetime), block= (tokens of a hash id), sort, rebase, skip-bad; as in
+        arrival=time,input=asked,output=said.
     :degree: Tensor-parallel degree of every machine: 'best' by the estimate of Xiong et al., one
         number for all, or one per machine, as in a=4,b=1.
     :enable_expert_parallel: Spread whole experts over the GPUs of an engine.

@@ -301,12 +301,22 @@ A100-SXM-40GB or A100-PCIE-80GB or A100-PCIE-40GB.
 
 
 @lru_cache(maxsize=1)
-def _other_names() -> dict[str, str]:
-    """GPUs by what drivers, labels of Kubernetes, SkyPilot and clouds call them or a machine."""
+def _names() -> dict[str, tuple[str, ...]]:
     from hetero.rows import read_records
 
     rows = read_records(paths.data("specs", "gpu_names.csv"), _Named)
-    return {key_of(one, "*"): str(row["gpu"]) for row in rows for one in row["names"]}  # type: ignore[attr-defined]
+    return {str(row["gpu"]): tuple(row["names"]) for row in rows}  # type: ignore[arg-type]
+
+
+def names_of(gpu: str) -> tuple[str, ...]:
+    """What a driver calls a GPU of the catalog, then SkyPilot and clouds; none if unknown."""
+    return _names().get(gpu, ())
+
+
+@lru_cache(maxsize=1)
+def _other_names() -> dict[str, str]:
+    """GPUs by what drivers, labels of Kubernetes, SkyPilot and clouds call them or a machine."""
+    return {key_of(one, "*"): gpu for gpu, names in _names().items() for one in names}
 
 
 def _like(key: str, one: Gpu) -> bool:

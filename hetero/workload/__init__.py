@@ -39,21 +39,20 @@ TraceSource: TypeAlias = Literal["twin", "real"]
 
 
 def _helix_lengths(file: str) -> Callable[[str], Trace]:
-    return lambda name: readers.read_lengths(datasets.path("helix_lengths", file), name=name)
+    return lambda name: readers.read(datasets.path("helix_lengths", file), name=name)
 
 
 # How the real trace of each name is read.
 _REAL: dict[str, Callable[[str], Trace]] = {
-    "azure2023_conv": lambda name: readers.read_azure(datasets.path(name), name=name),
-    "azure2023_code": lambda name: readers.read_azure(datasets.path(name), name=name),
-    "mooncake_conversation": lambda name: readers.read_mooncake(datasets.path(name), name=name),
-    "mooncake_synthetic": lambda name: readers.read_mooncake(datasets.path(name), name=name),
+    "azure2023_conv": lambda name: readers.read(datasets.path(name), name=name),
+    "azure2023_code": lambda name: readers.read(datasets.path(name), name=name),
+    "mooncake_conversation": lambda name: readers.read(datasets.path(name), name=name),
+    "mooncake_synthetic": lambda name: readers.read(datasets.path(name), name=name),
     "sharegpt": _helix_lengths("shared_gpt.csv.gz"),
     "alpaca": _helix_lengths("alpaca.csv.gz"),
-    "arxiv": lambda name: readers.read_lengths(
+    "arxiv": lambda name: readers.read(
         datasets.path("vidur_arxiv"),
-        input_tokens="num_prefill_tokens",
-        output_tokens="num_decode_tokens",
+        columns="input=num_prefill_tokens,output=num_decode_tokens",
         name=name,
     ),
 }

@@ -423,7 +423,7 @@ class Trace(Shown):
             raise ParameterError(
                 f"The frame has no column {' and '.join(sorted(missing))}; it has "
                 f"{', '.join(map(str, frame.columns)) or 'none'}.",
-                resolve="rename its columns, or read the file with readers.read_table.",
+                resolve="rename its columns, or read the file with readers.read.",
             )
         offsets = ids = None
         if "prefix_ids" in frame:

@@ -248,6 +248,12 @@ SERVICE = Service.of_card(CARD)
 TABLE = routing.table(SERVICE, {one.name: "http://m:8000" for one in SERVICE.servings})
 CURVE = b"hour,rate_rps\n0,1.5\n1,2.5\n2,2.0\n"
 
+VLLM = {"input_lens": [5, 6], "output_lens": [2, 3], "errors": ["", ""], "duration": 1.0}
+VLLM |= {"start_times": [1.5, 2.0], "ttfts": [0.1, 0.2], "itls": [[0.1], [0.2, 0.1]]}
+ASKED = {"timestamp": 10**18, "response_timestamps": [10**18 + 5, 10**18 + 9]}
+ASKED |= {"response_outputs": [{"response": '"prompt_tokens": 5, "completion_tokens": 2'}]}
+GENAI = {"experiments": [{"requests": [ASKED]}]}
+
 READERS = [
     _tree("plan card", ".json", CARD.to_dict(), _card),
     _tree("deployment file", ".yaml", DEPLOYMENT, _deployment),
@@ -259,10 +265,12 @@ READERS = [
     Reader("own csv", ".csv", OWN, readers.read),
     Reader("lengths", ".csv", LENGTHS, readers.read),
     Reader("sorted csv", ".csv", OWN, functools.partial(readers.read, sort=True)),
-    Reader("csv in ms", ".csv", OWN, functools.partial(readers.read_table, time_unit="ms")),
+    Reader("csv in ms", ".csv", OWN, functools.partial(readers.read, columns="unit=ms")),
     Reader("csv.gz", ".csv.gz", gzip.compress(AZURE, mtime=0), readers.read),
     Reader("mooncake", ".jsonl", MOONCAKE, readers.read),
     Reader("parquet", ".parquet", _parquet(), readers.read),
+    _tree("vllm bench", ".json", VLLM, readers.read),
+    _tree("genai-perf", ".json", GENAI, readers.read),
     Reader("measurements", ".csv", MEASURED, latency_tables.read_csv),
     _tree("step model", ".json", STEP, storage.load),
     _tree("cluster file", ".yaml", CLUSTER, cluster_file.load),

@@ -49,7 +49,7 @@ def test_files_lose_nothing(trace: Trace, ending: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"trace{ending}"
         (trace.to_parquet if ending == ".parquet" else trace.to_csv)(path)
-        again = readers.read_table(path, plausible_rps=(0.0, np.inf))
+        again = readers.read(path, plausible_rps=(0.0, np.inf))
     pd.testing.assert_frame_equal(again.to_frame(), trace.to_frame(), check_exact=True)
 
 

@@ -41,6 +41,8 @@ FLAGS = {
     "--enable-chunked-prefill": None,
     "--no-enable-chunked-prefill": None,
     "--enable-prefix-caching": None,
+    "--no-enable-prefix-caching": None,
+    "--no-async-scheduling": None,
     "--kv-transfer-config": json.loads,
 }
 
@@ -141,7 +143,14 @@ def test_engine_and_memory_come_from_the_plan():
     serving = service.servings[0]
     found = flags(vllm.commands(service, serving)[0].argv)
     assert (found["--max-num-seqs"], found["--max-num-batched-tokens"]) == (48, 1024)
-    assert found["--max-model-len"] == min(SMALL.max_position, serving.kv_tokens)
+    assert found["--max-model-len"] == min(SMALL.max_position, serving.sure_tokens)
+    assert found["--no-enable-prefix-caching"]
+    assert found["--no-async-scheduling"]
+    # No more than is asked for, nor than is there where the estimate is high.
+    for asked, error, least in ((900, 0.0, 900), (0, 100.0, 1800), (0, 1.0, 1980)):
+        one = replace(serving, kv_tokens=2000, kv_error_tokens=error)
+        words = vllm.arguments(replace(service, longest_tokens=asked), one)
+        assert words[words.index("--max-model-len") + 1] == str(least)
     # Prefilling whole prompts, a step takes the longest.
     service = whole(engine=Engine(max_batch=48, max_step_tokens=1024))
     found = flags(vllm.commands(service, service.servings[0])[0].argv)
@@ -155,8 +164,8 @@ def test_precisions():
         command = vllm.commands(service, service.servings[0])[0]
         return flags(command.argv), " ".join(command.notes)
 
-    assert of("fp16")[0]["--dtype"] == "float16"
-    assert of("bf16")[0]["--dtype"] == "bfloat16"
+    assert of("fp16")[0]["--dtype"] == of("bf16")[0]["--dtype"] == "auto"
+    assert of("fp32")[0]["--dtype"] == "float32"
     assert of("fp8")[0]["--quantization"] == "fp8"
     found, told = of("int4")
     assert "--quantization" not in found
@@ -269,7 +278,7 @@ def test_an_engine_has_data_types_of_its_own():
     first, second = service.servings
     mixed = replace(service, servings=(replace(first, precision="fp8", kv_precision="fp8"), second))
     found = [flags(vllm.commands(mixed, one)[0].argv) for one in mixed.servings]
-    assert [one["--dtype"] for one in found] == ["auto", "float16"]
+    assert [one["--dtype"] for one in found] == ["auto", "auto"]
     assert [one.get("--quantization") for one in found] == ["fp8", None]
     assert [one.get("--kv-cache-dtype") for one in found] == ["fp8", None]
     assert len(mixed.families()) == 2

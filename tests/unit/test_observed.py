@@ -155,7 +155,7 @@ def test_a_log_that_cannot_be_read_says_why(change, said, tmp_path):
     change(served(TOLD, requests(1))).to_csv(file, index=False)
     with pytest.raises(HeteroError, match=said):
         ServedLog.read(file)
-    with pytest.raises(DataError, match="read as a table"):
+    with pytest.raises(DataError, match="no such file"):
         ServedLog.read(tmp_path / "none.csv")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from hetero import workload
-from hetero.errors import DataError
+from hetero.apps.profiling.observed import ServedLog
+from hetero.errors import DataError, ParameterError
 from hetero.workload import datasets, readers
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -147,10 +149,10 @@ def test_unsorted_files_can_be_sorted(tmp_path: Path) -> None:
 
 def test_a_missing_column_is_named_with_those_there(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,5\n")
-    error = refused(path, readers.read_azure)
+    error = refused(path)
     assert error.column == "GeneratedTokens"
     assert "ContextTokens, TIMESTAMP" in str(error)
-    assert "no known kind" in str(refused(path))
+    assert "no known kind" in str(refused(write(path, "when,what\n1,2\n")))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_a_missing_column_is_named_with_those_there(tmp_path: Path) -> None:
         ("no.csv.gz", b"not compressed", "cannot be read"),
         ("cut.csv.gz", gzip.compress(AZURE.encode() * 99, mtime=0)[:-20], "cannot be read"),
         ("no.parquet", b"PAR1 but not really", "cannot be read"),
-        ("empty.jsonl", b"", "cannot be read"),
+        ("empty.jsonl", b"", "it is empty"),
     ],
 )
 def test_broken_files_end_in_one_sentence(
@@ -188,14 +190,8 @@ def own(tmp_path: Path, times: list[object]) -> Path:
 
 
 def read_own(unit: str, **options: object) -> Callable[[Path], workload.Trace]:
-    return lambda path: readers.read_table(
-        path,
-        arrival="when",
-        input_tokens="prompt",
-        output_tokens="answer",
-        time_unit=unit,  # type: ignore[arg-type]
-        **options,  # type: ignore[arg-type]
-    )
+    columns = f"arrival=when,input=prompt,output=answer,unit={unit}"
+    return lambda path: readers.read(path, columns=columns, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
@@ -213,7 +209,7 @@ def test_a_wrong_unit_is_noticed_by_the_rate(tmp_path: Path, meant: str, said: s
     factor = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[meant]
     path = own(tmp_path, [k * factor / 4 for k in range(30)])  # 4 requests/s
     error = refused(path, read_own(said))
-    assert f"time_unit '{said}' seems wrong" in str(error)
+    assert f"unit '{said}' seems wrong" in str(error)
     assert error.column == "when"
     assert len(read_own(said, plausible_rps=(0, np.inf))(path)) == 30
 
@@ -225,8 +221,8 @@ def test_a_thousand_requests_per_second_are_plausible_and_more_are_not(tmp_path:
 
 def test_stamps_since_1970_need_rebase(tmp_path: Path) -> None:
     path = own(tmp_path, [1_700_000_000 + k for k in range(30)])
-    assert "rebase=True" in refused(path, read_own("s")).resolve
-    assert read_own("s", rebase=True)(path).arrival_s.tolist() == list(range(30))
+    assert "--columns rebase" in refused(path, read_own("s")).resolve
+    assert read_own("s,rebase")(path).arrival_s.tolist() == list(range(30))
 
 
 def test_dates_with_and_without_fractions_and_zones(tmp_path: Path) -> None:
@@ -251,9 +247,7 @@ def test_parquet_with_own_columns_and_sessions(tmp_path: Path) -> None:
     frame.to_parquet(path)
 
     def read(file: Path) -> workload.Trace:
-        return readers.read_table(
-            file, arrival="t", input_tokens="i", output_tokens="o", session="chat", time_unit="ms"
-        )
+        return readers.read(file, columns="arrival=t,input=i,output=o,session=chat,unit=ms")
 
     trace = read(path)
     assert trace.arrival_s.tolist() == [0.0, 0.5]
@@ -275,7 +269,7 @@ def test_sessions_may_be_text_or_large_numbers(tmp_path: Path) -> None:
     def sessions(*labels: object) -> list[int]:
         body = "".join(f"{k},1,1,{label}\n" for k, label in enumerate(labels))
         path = write(tmp_path / "s.csv", "arrival_s,input_tokens,output_tokens,chat\n" + body)
-        found = readers.read_table(path, session="chat").session_ids
+        found = readers.read(path, columns="session=chat").session_ids
         assert found is not None
         return found.tolist()
 
@@ -305,7 +299,7 @@ def line(time_ms: int, tokens: object = 600, blocks: str = "[1, 2]") -> str:
         (line(200, -1), "input_length", "'-1'"),
         ('{"timestamp": 200, "output_length": 5, "hash_ids": [1]}\n', "input_length", "missing"),
         (line(50), "timestamp", "before the one above"),
-        (line(200, blocks="null"), "hash_ids", "no list of block ids"),
+        (line(200, blocks='"a"'), "hash_ids", "not a list of block ids"),
         ('{"timestamp": 200, "input_le\n', None, "no JSON object"),
         ("17\n", None, "no JSON object"),
     ],
@@ -327,14 +321,130 @@ def test_blank_lines_between_json_lines_count(tmp_path: Path) -> None:
     assert len(readers.read(path)) == 2
 
 
+def in_seconds(path: Path, rate: float, *, whole: bool = False) -> Path:
+    """Prompts of 1,000 tokens at a rate, ten blocks of 16 of them shared, in seconds."""
+    text = ""
+    for k in range(200):
+        at = round(k / rate) if whole else round(k / rate + 0.003 * (k % 2), 3)
+        blocks = [*range(10), *range(100 + 60 * k, 100 + 60 * k + 52 + k % 7)]
+        text += line(at, 16 * len(blocks) + k % 16, str(blocks))
+    return write(path, text)
+
+
+@pytest.mark.parametrize("rate", [0.9, 6.0])
+def test_seconds_and_small_blocks_are_told_from_milliseconds(tmp_path: Path, rate: float) -> None:
+    trace = readers.read(in_seconds(tmp_path / "t.jsonl", rate))
+    assert trace.describe().rate_rps == pytest.approx(rate, rel=0.01)
+    assert trace.block_tokens == 16
+    assert trace.source == "file:t.jsonl, times in s, blocks of 16 tokens"
+    named = "arrival=timestamp,input=input_length,output=output_length,unit=s,block=32"
+    again = readers.read(tmp_path / "t.jsonl", columns=named)
+    assert (again.arrival_s.tolist(), again.block_tokens) == (trace.arrival_s.tolist(), 32)
+
+
+def test_a_unit_or_block_that_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
+    path = in_seconds(tmp_path / "t.jsonl", 0.9, whole=True)
+    assert "0.9 requests/s if these are seconds, and 900" in str(refused(path))
+    assert len(readers.read(path, columns="unit=s")) == 200
+    odd = write(tmp_path / "odd.jsonl", line(0, 100, str([*range(9)])) + line(9, 90, "[1, 2]"))
+    assert "block=16" in refused(odd).resolve
+
+
+def aiperf(at_ns: int, phase: str = "profiling") -> str:
+    values = {"input_sequence_length": 50, "output_sequence_length": 11}
+    values |= {"time_to_first_token": 200, "request_latency": 1200}
+    metadata = {"request_start_ns": at_ns, "benchmark_phase": phase}
+    metrics = {name: {"value": value} for name, value in values.items()}
+    return json.dumps({"metadata": metadata, "metrics": metrics, "error": None}) + "\n"
+
+
+AIPERF = aiperf(10**18, "warmup") + aiperf(10**18 + 5 * 10**8) + aiperf(10**18)
+LENS = {"input_lens": [50, 50, 9], "output_lens": [11, 11, 0], "errors": ["", "", "lost"]}
+VLLM = LENS | {"ttfts": [0.2, 0.2, 0], "itls": [[0.1] * 10, [0.4, 0.6], []], "duration": 2.0}
+GUIDE = {"prompt_tokens": 50, "output_tokens": 11}
+OLD = [
+    GUIDE | {"start_time": at, "first_token_time": at + 0.2, "end_time": at + 1.2}
+    for at in (1e9, 1e9 + 0.5)
+]
+NEW = [
+    GUIDE | {"request_start_time": at, "time_to_first_token_ms": 200.0, "request_latency": 1.2}
+    for at in (1e9 + 0.5, 1e9)
+]
+USAGE = 'data: {"usage": {"prompt_tokens": 50, "completion_tokens": 11}}'
+GENAI = [
+    {
+        "timestamp": at,
+        "response_timestamps": [at + 2 * 10**8, at + 12 * 10**8],
+        "response_outputs": [{"response": "data: a"}, {"response": USAGE}],
+    }
+    for at in (10**18, 10**18 + 5 * 10**8)
+]
+
+
+@pytest.mark.parametrize(
+    ("written", "stamped", "left_out"),
+    [
+        (AIPERF, True, "1 of 3"),
+        (json.dumps(VLLM | {"start_times": [7.5, 7.0, 8.0]}, indent=1), True, "1 of 3"),
+        (json.dumps(VLLM) + "\n", False, "1 of 3"),
+        (json.dumps({"benchmarks": [{"requests": {"successful": OLD, "errored": []}}]}), True, ""),
+        (json.dumps({"benchmarks": [{"requests": {"successful": NEW}}]}), True, ""),
+        (json.dumps({"experiments": [{"requests": GENAI}]}), True, ""),
+    ],
+    ids=["aiperf", "vllm", "sglang", "guidellm before 0.3", "guidellm", "genai-perf"],
+)
+def test_files_of_benchmarks(tmp_path: Path, written: str, stamped: bool, left_out: str) -> None:
+    path = write(tmp_path / "result.txt", written)  # no ending tells what is in it
+    trace = readers.read(path)
+    assert trace.arrival_s.tolist() == pytest.approx([0.0, 0.5] if stamped else [0.0, 0.0])
+    assert trace.input_tokens.tolist() == [50, 50]
+    assert trace.output_tokens.tolist() == [11, 11]
+    assert trace.source == "file:result.txt" + (left_out and f", {left_out} left out")
+    if stamped:
+        log = ServedLog.read(path)
+        assert log.ttft_s == pytest.approx([0.2, 0.2])
+        assert log.tpot_s == pytest.approx([0.1, 0.1])
+    else:
+        assert "no times at which requests were sent" in str(refused(path, ServedLog.read))
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        (json.dumps({"request_throughput": 3.0, "mean_ttft_ms": 80}), "--save-detailed"),
+        (
+            json.dumps({"experiments": [{"requests": [GENAI[0] | {"response_outputs": []}]}]}),
+            "genai",
+        ),
+        (json.dumps(LENS | {"ttfts": [1, 2, 3], "itls": [1, 2, 3]}), "no lists of numbers"),
+        ('{"a": [\n1,\n', "line 1"),
+        ("[1, 2]", "row 1: this is no JSON object"),
+        ('{"timestamp": 0, "input_length": 1' + "0" * 400 + ', "output_length": 1}', "'inf'"),
+    ],
+)
+def test_json_that_is_no_trace_says_why(tmp_path: Path, written: str, says: str) -> None:
+    assert says in str(refused(write(tmp_path / "t.json", written)))
+
+
+def test_bad_rows_are_left_out_and_counted_when_asked(tmp_path: Path) -> None:
+    lines = [line(0), "{cut\n", line(100, -1), line(200), line(300, blocks="7"), line(400)]
+    path = write(tmp_path / "t.jsonl", "".join(lines))
+    trace = readers.read(path, columns="skip-bad")
+    assert trace.arrival_s.tolist() == [0.0, 0.2, 0.4]
+    assert trace.source == "file:t.jsonl, 3 of 6 left out"
+    with pytest.raises(DataError, match="no requests"):
+        readers.read(write(tmp_path / "t.csv", AZURE + "yesterday,1,1\n"), columns="skip-bad")
+
+
+@pytest.mark.parametrize("columns", ["unit=ms", "input=input_tokens,unit=s", "session=chat"])
+def test_what_is_of_arrivals_needs_their_column(tmp_path: Path, columns: str) -> None:
+    path = write(tmp_path / "l.csv", "input_tokens,output_tokens,chat\n10,5,a\n20,6,b\n")
+    with pytest.raises(ParameterError, match="no column of arrivals is named"):
+        readers.read(path, columns=columns)
+
+
 def test_mooncake_lines_without_a_field_or_blocks(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", '{"timestamp": 0, "input_length": 5}\n')
     assert refused(path).column == "output_length"
     path = write(tmp_path / "t.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 1}\n')
     assert readers.read(path).prefix_ids is None
-
-
-def test_a_trace_of_ones_own_says_so(tmp_path: Path) -> None:
-    file = tmp_path / "mine.csv"
-    file.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,20,6\n")
-    assert workload.open_trace(file).source == "file:mine.csv"

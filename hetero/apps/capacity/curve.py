@@ -165,7 +165,7 @@ class DayPlan(Shown):
             f"Starts of {self.market.prices.start_s:g} s each are paid for in the total.",
             "Proven for these step times: no machines of this list serve these rates for less "
             f"than {self.bound_usd:.2f} $, targets and starts aside.",
-            f"Steady state under the targets, without queues: {self.program_usd:.2f} $ or more "
+            f"Estimate of a steady state under the targets: {self.program_usd:.2f} $ "
             f"(gap of the program {100 * self.program_gap:.1f} %).",
             f"The machines of the busiest hour kept throughout: {self.static_usd:.2f} $; this "
             f"plan costs {saved:.1f} % less.",

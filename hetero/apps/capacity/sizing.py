@@ -145,8 +145,7 @@ class Sizing(Shown):
             *self._safety(),
             f"Proven for these step times: no fleet of these machines serves this rate for less "
             f"than {self.bound_usd_per_h:.3f} $/h, targets aside; gap {100 * self.gap:.0f} %.",
-            f"Steady state under the targets, without queues: {self.program_usd_per_h:.3f} $/h "
-            "or more.",
+            f"Estimate of a steady state under the targets: {self.program_usd_per_h:.3f} $/h.",
         ]
         if (single := self.homogeneous) is not None:
             one = single[1]

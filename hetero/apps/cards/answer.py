@@ -252,6 +252,7 @@ def _card(
             choose=asked.ask.choose,
             seed=question.seed,
             requests=len(question.load().trace),
+            longest_tokens=int((question.trace.input_tokens + question.trace.output_tokens).max()),
             engine=question.engine.name,
             arrivals=question.process,
             release=question.engine.release,

@@ -18,8 +18,8 @@ FileOrName = Annotated[
     str,
     typer.Argument(
         metavar="FILE_OR_NAME",
-        help="Trace file (Azure CSV, Mooncake JSONL, any CSV or Parquet), or a name such as "
-        "azure2023_conv.",
+        help="Trace file (of Azure, Mooncake or a benchmark, any CSV, JSON or Parquet), or a name "
+        "such as azure2023_conv.",
     ),
 ]
 

@@ -10,50 +10,32 @@ from __future__ import annotations
 
 import re
 
+from hetero.catalog.gpus import names_of
 from hetero.errors import ExportError
 
 PRODUCT_LABEL, AMD_LABEL = "nvidia.com/gpu.product", "amd.com/gpu.product-name"
 OWN_LABEL = "hetero/gpu"
 """Node label for GPUs whose product name is not known here."""
 
-# Product name and name in SkyPilot, None where it is not known.
-_NAMES = {
-    "A100-SXM-80GB": ("NVIDIA-A100-SXM4-80GB", "A100-80GB"),
-    "A100-SXM-40GB": ("NVIDIA-A100-SXM4-40GB", "A100"),
-    "A100-PCIE-80GB": ("NVIDIA-A100-80GB-PCIe", "A100-80GB"),
-    "A800-SXM-80GB": ("NVIDIA-A800-SXM4-80GB", None),
-    "H100-SXM": ("NVIDIA-H100-80GB-HBM3", "H100"),
-    "H100-PCIE-80GB": ("NVIDIA-H100-PCIe", None),
-    "H100-NVL": ("NVIDIA-H100-NVL", None),
-    "H200-SXM": ("NVIDIA-H200", "H200"),
-    "H20": ("NVIDIA-H20", None),
-    "L40S": ("NVIDIA-L40S", "L40S"),
-    "L40": ("NVIDIA-L40", "L40"),
-    "L20": ("NVIDIA-L20", None),
-    "L4": ("NVIDIA-L4", "L4"),
-    "T4": ("Tesla-T4", "T4"),
-    "V100-SXM2-32GB": ("Tesla-V100-SXM2-32GB", "V100-32GB"),
-    "V100-SXM2-16GB": ("Tesla-V100-SXM2-16GB", "V100"),
-    "A40": ("NVIDIA-A40", "A40"),
-    "A30": ("NVIDIA-A30", "A30"),
-    "A10": ("NVIDIA-A10", "A10"),
-    "A10G": ("NVIDIA-A10G", "A10G"),
-    "RTX-A6000": ("NVIDIA-RTX-A6000", "A6000"),
-    "RTX-A5000": ("NVIDIA-RTX-A5000", "A5000"),
-    "B200-SXM": ("NVIDIA-B200", "B200"),
-    "GB200": ("NVIDIA-GB200", "GB200"),
-    "GB300": ("NVIDIA-GB300", "GB300"),
-    "RTX-3090": ("NVIDIA-GeForce-RTX-3090", None),
-    "RTX-3090Ti": ("NVIDIA-GeForce-RTX-3090-Ti", None),
-    "RTX-4090": ("NVIDIA-GeForce-RTX-4090", None),
-    "RTX-5090": ("NVIDIA-GeForce-RTX-5090", None),
-    "MI300X": ("AMD_Instinct_MI300X_OAM", "MI300X"),
-    "GH200-96GB": (None, "GH200"),
-    "B300-SXM": (None, "B300"),
-    "RTX-6000-Ada": (None, "RTX6000-Ada"),
-    "V100-16GB": (None, "V100"),
+_SKYPILOT = {
+    "A100-SXM-80GB": "A100-80GB",
+    "A100-PCIE-80GB": "A100-80GB",
+    "V100-SXM2-32GB": "V100-32GB",
+    "V100-PCIE-32GB": "V100-32GB",
+    "RTX-A6000": "A6000",
+    "RTX-A5000": "A5000",
+    "RTX-6000-Ada": "RTX6000-Ada",
+    "RTX-3090": "RTX3090",
+    "RTX-4090": "RTX4090",
+    "RTX-5090": "RTX5090",
+    "RTX-PRO-6000-Server": "RTXPRO6000",
 }
-_UNKNOWN = (None, None)
+# Others have the first part of their name, and the forms of these are not told apart.
+_FIRST = (
+    *("A100-SXM-40GB", "A100-PCIE-40GB", "V100-SXM2-16GB", "V100-16GB", "GH200-96GB", "H100-SXM"),
+    *("H200-SXM", "B200-SXM", "B300-SXM", "L40S", "L40", "L4", "T4", "A40", "A30", "A10", "A10G"),
+    *("GB200", "GB300", "MI300X"),
+)
 
 
 def node_label(gpu: str) -> tuple[str, str]:
@@ -64,9 +46,11 @@ def node_label(gpu: str) -> tuple[str, str]:
     >>> node_label("L4"), node_label("X1")
     (('nvidia.com/gpu.product', 'NVIDIA-L4'), ('hetero/gpu', 'X1'))
     """
-    product, _ = _NAMES.get(gpu, _UNKNOWN)
-    if product is not None:
-        return AMD_LABEL if product.startswith("AMD_") else PRODUCT_LABEL, product
+    printed = names_of(gpu)
+    if amd := [name for name in printed if name.startswith("AMD_")]:
+        return AMD_LABEL, amd[0]
+    if printed and not printed[0].startswith("AMD"):
+        return PRODUCT_LABEL, printed[0].replace(" ", "-")
     return OWN_LABEL, re.sub(r"[^A-Za-z0-9._-]+", "-", gpu)[:63].strip("-._") or "x"
 
 
@@ -83,7 +67,7 @@ def skypilot(gpu: str) -> str:
     >>> skypilot("A100-SXM-80GB")
     'A100-80GB'
     """
-    _, name = _NAMES.get(gpu, _UNKNOWN)
+    name = _SKYPILOT.get(gpu) or (gpu.partition("-")[0] if gpu in _FIRST else None)
     if name is None:
         raise ExportError(
             f"SkyPilot's list of accelerators has no {gpu}.",

@@ -27,11 +27,14 @@ class EngineOptions(TypedDict, total=False):
     kv_precision: str
     memory_fraction: float
     engine: EngineName
+    longest_tokens: int
 
 
 VLLM: Final = serving_engine("vllm")
 """The engine whose commands are written."""
 
+# Of a KV cache that no engine has printed, such a share may be missing whatever is said of it.
+_ROUGH: Final = 0.01
 FIRST_PORT = 8000
 """Port of the first engine on a machine; further ones take the next."""
 
@@ -98,9 +101,9 @@ class ServedEngine:
         Port that it listens on where machines are shared.
     share
         Share of the requests, NaN where the router decides as it goes.
-    engine, kv_tokens
-        How the plan took it to form batches, and the size of its KV cache [tokens]; None where the
-        plan says neither.
+    engine, kv_tokens, kv_error_tokens
+        How the plan took it to form batches, the size of its KV cache [tokens], and the deviation
+        of that; None where the plan says neither.
     precision, kv_precision
         Data types of its weights and cache; empty for those of the service.
     """
@@ -114,6 +117,14 @@ class ServedEngine:
     kv_tokens: int | None = None
     precision: str = ""
     kv_precision: str = ""
+    kv_error_tokens: float = 0.0
+
+    @property
+    def sure_tokens(self) -> int | None:
+        """Tokens that its KV cache holds even where the estimate is high by two deviations."""
+        if self.kv_tokens is None:
+            return None
+        return max(1, int(self.kv_tokens - max(2 * self.kv_error_tokens, _ROUGH * self.kv_tokens)))
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -140,6 +151,8 @@ class Service(Shown):
         Hugging Face name or path that engines load; by default the model's name.
     precision, kv_precision
         Data types of weights and KV cache.
+    longest_tokens
+        Of a request of the workload, prompt and answer; 0 where it is not known.
     memory_fraction
         Share of the GPU memory that an engine may take.
     routing
@@ -171,6 +184,7 @@ class Service(Shown):
     router: Router | Builtin | None = None
     deployment: Deployment | None = None
     engine: EngineName = "vllm"
+    longest_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not self.servings:
@@ -217,6 +231,7 @@ class Service(Shown):
             "kv_precision": asked.kv_precision,
             "memory_fraction": asked.memory_fraction,
             "engine": asked.engine,
+            "longest_tokens": asked.longest_tokens,
             **how,
         }
         return cls.of_plan(card.plan, llm or catalog.find_llm(asked.model), asked.cluster, **how)
@@ -368,6 +383,7 @@ def _engine(
         kv_tokens=replica.kv_tokens,
         precision=replica.precision,
         kv_precision=replica.kv_precision,
+        kv_error_tokens=replica.kv_error_tokens,
     )
 
 

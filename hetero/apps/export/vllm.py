@@ -22,7 +22,6 @@ VERSION = VLLM.version
 _WRITTEN = replace(VLLM, mixed_pipelines=True)
 """Release of vLLM whose flags these are."""
 
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 # Quantised while a 16-bit checkpoint is loaded; other formats come with the checkpoint.
 _ONLINE = {"fp8": "fp8", "int8": "int8_per_channel_weight_only"}
 _CACHES = {"fp32": "auto", "fp16": "auto", "bf16": "auto", "fp8": "fp8"}
@@ -135,7 +134,7 @@ def together(nodes: int, rank: str, head: str, port: str = str(_MASTER_PORT)) ->
 
 def arguments(service: Service, serving: ServedEngine) -> list[str]:
     """Flags that are the same on every machine of an engine."""
-    longest = service.llm.max_position
+    longest = min(service.llm.max_position, service.longest_tokens or service.llm.max_position)
     precision, kv_precision = types(service, serving)
     argv = ["--served-model-name", service.llm.name]
     tensor, copies = serving.parts[0].degrees
@@ -146,15 +145,15 @@ def arguments(service: Service, serving: ServedEngine) -> list[str]:
         argv += ["--enable-expert-parallel"]
     if len(serving.parts) > 1:
         argv += ["--pipeline-parallel-size", str(len(serving.parts))]
-    dtype = "auto" if service.llm.expert_bits else _DTYPES.get(precision, "auto")
-    argv += ["--dtype", dtype]
+    # A checkpoint's own 16 bits, or those that the GPU computes in.
+    argv += ["--dtype", "float32" if precision == "fp32" else "auto"]
     if precision in _ONLINE:
         argv += ["--quantization", _ONLINE[precision]]
     if _CACHES[kv_precision] != "auto":
         argv += ["--kv-cache-dtype", _CACHES[kv_precision]]
     argv += ["--gpu-memory-utilization", f"{service.memory_fraction:g}"]
-    if serving.kv_tokens is not None:
-        longest = min(longest, serving.kv_tokens)
+    if serving.sure_tokens is not None:  # a smaller cache than this starts no engine
+        longest = min(longest, serving.sure_tokens)
     if serving.engine is not None:
         engine = serving.engine
         # The limits of a group are those of all copies; vLLM counts each on its own.
@@ -167,8 +166,9 @@ def arguments(service: Service, serving: ServedEngine) -> list[str]:
             # Without chunks a step has to take the longest prompt whole.
             budget = max(engine.max_step_tokens // copies, batch, longest)
             argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
-        if engine.prefix_cache:
-            argv += ["--enable-prefix-caching"]
+        argv += [f"--{'' if engine.prefix_cache else 'no-'}enable-prefix-caching"]
+        if service.engine == "vllm" and not engine.schedule_ahead:
+            argv += ["--no-async-scheduling"]
     argv += ["--max-model-len", str(longest)]
     if serving.phase != "both":
         transfer = {"kv_connector": connector(service), "kv_role": _ROLES[serving.phase]}

@@ -23,7 +23,7 @@ from hetero.errors import DataError, FitError, require
 from hetero.routers import Oracle, RoundRobin
 from hetero.simulator import simulate
 from hetero.streams import stream
-from hetero.workload import Trace
+from hetero.workload import Trace, readers
 
 _KV_FACTORS: Final = tuple(2.0 ** (k / 6) for k in range(-12, 13))
 _BETWEEN: Final = (-1 / 9, -1 / 18, 1 / 18, 1 / 9)  # of a doubling, around the best factor
@@ -55,9 +55,10 @@ class ServedLog:
 
     @classmethod
     def read(cls, path: Path | str, replica: str = "") -> ServedLog:
-        """The table that ``hetero replay`` writes, or one with its columns; failures are left out.
+        """What ``hetero replay`` or a benchmark wrote, or a table with the columns of the former.
 
-        Arrivals may be dates, and ``e2e_s`` may stand in place of ``tpot_s``.
+        Failures are left out. Arrivals may be dates, and ``e2e_s`` may stand in place of
+        ``tpot_s``; benchmarks are those of :func:`hetero.workload.readers.read`.
 
         Raises
         ------
@@ -65,11 +66,18 @@ class ServedLog:
             If the file cannot be read, lacks a column, or has requests of several replicas and
             none is named.
         """
+        rows, layout = readers.opened(path, {})
+        frame = (readers.answered(rows, layout) if layout.tool else rows.frame).copy()
+        numbers = [name for name in (*_COLUMNS[1:], "e2e_s") if name in frame]
         try:
-            frame = pd.read_csv(path)
-        except (OSError, ValueError) as error:
-            what = f"This cannot be read as a table ({type(error).__name__})."
-            raise DataError(what, path=path, resolve="give a table as hetero replay's.") from None
+            frame[numbers] = frame[numbers].replace("", np.nan).astype(np.float64)
+            arrivals = frame.get("arrival_s", pd.Series())
+            if pd.to_numeric(arrivals, errors="coerce").isna().any():
+                dates = pd.to_datetime(frame["arrival_s"], utc=True, format="mixed")
+                frame["arrival_s"] = (dates - dates.min()).dt.total_seconds()
+        except (ValueError, TypeError) as error:
+            what = f"A cell is neither a number nor a date ({error})."
+            raise DataError(what, path=path, resolve="write times in seconds.") from None
         if "tpot_s" not in frame and {"e2e_s", "ttft_s", "output_tokens"} <= {*frame}:
             later = frame["output_tokens"] - 1
             frame["tpot_s"] = (frame["e2e_s"] - frame["ttft_s"]) / later.where(later > 0)
@@ -90,15 +98,7 @@ class ServedLog:
     @classmethod
     def of(cls, frame: pd.DataFrame, name: str = "log") -> ServedLog:
         """Rows with the columns of a run's :meth:`~hetero.simulator.run.Run.frame`."""
-        rows = frame[[*_COLUMNS]].copy()
-        try:
-            if not pd.api.types.is_numeric_dtype(rows["arrival_s"]):
-                dates = pd.to_datetime(rows["arrival_s"], utc=True, format="mixed")
-                rows["arrival_s"] = (dates - dates.min()).dt.total_seconds()
-            rows = rows.astype(np.float64).sort_values("arrival_s", kind="stable")
-        except ValueError as error:
-            what = f"A cell is neither a number nor a date ({error})."
-            raise DataError(what, path=name, resolve="write times in seconds.") from None
+        rows = frame[[*_COLUMNS]].astype(np.float64).sort_values("arrival_s", kind="stable")
         arrival, inputs, outputs, ttft, tpot = rows.to_numpy().T
         require(
             bool((ttft > 0).all()),

@@ -22,6 +22,7 @@ from hetero.costs.demand import Demand
 from hetero.costs.groups import Fleet, Group, group, merged, two_of, without
 from hetero.costs.parallel import Configuration, Configurations
 from hetero.costs.pipeline import Pipeline
+from hetero.costs.rates import PipelineStage
 from hetero.costs.replicas import replica
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError, require_positive
@@ -204,6 +205,10 @@ def hexgen(
 
 
 def _unfit(costs: CostModel) -> InfeasibleError:
+    kinds = {one.gpu.name: PipelineStage(k, 1, 1) for k, one in enumerate(costs.machines)}
+    if rule := costs.misfit([*kinds.values()]) if len(kinds) > 1 else None:
+        what = f"{costs.llm.name} fits no GPUs of one type of {costs.cluster.name}, and a"
+        return InfeasibleError(what + rule.what[1:], resolve=rule.resolve)
     return InfeasibleError(
         f"{costs.llm.name} fits no group of the GPUs of {costs.cluster.name}.",
         resolve="use more or larger GPUs, or a smaller model.",
