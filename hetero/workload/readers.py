@@ -37,7 +37,7 @@ _Prefixes = tuple[NDArray[np.int64], NDArray[np.int64], int]  # offsets, ids, to
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """A kind of file, by what it calls the parts of a request.
 
     Attributes
@@ -76,22 +76,22 @@ class Layout:
 
 
 _AI = "metrics.{}_sequence_length.value".format
-_VLLM = Layout(
+_VLLM = FileLayout(
     *("start_times", "input_lens", "output_lens"),
     ttft=("ttfts", "s"),
     e2e=("e2els", "s"),
     failed=(("errors", ".+"),),
     tool="vllm bench serve",
 )
-_LLM = Layout("start_time", "prompt_tokens", tool="guidellm")
+_LLM = FileLayout("start_time", "prompt_tokens", tool="guidellm")
 _TTFT, _FIRST, _LAST = ("time_to_first_token_ms", "ms"), ("first", "ns"), ("last", "ns")
 LAYOUTS = (
-    Layout("arrival_s"),
-    Layout("TIMESTAMP", "ContextTokens", "GeneratedTokens", unit="datetime"),
-    Layout("timestamp", "input_length", "output_length", unit=""),  # Mooncake
+    FileLayout("arrival_s"),
+    FileLayout("TIMESTAMP", "ContextTokens", "GeneratedTokens", unit="datetime"),
+    FileLayout("timestamp", "input_length", "output_length", unit=""),  # Mooncake
     _VLLM,
     replace(_VLLM, arrival=None, tool="sglang.bench_serving or an older vllm bench serve"),
-    Layout(
+    FileLayout(
         *("metadata.request_start_ns", _AI("input"), _AI("output")),
         unit="ns",
         ttft=("metrics.time_to_first_token.value", "ms"),
@@ -104,8 +104,8 @@ LAYOUTS = (
     ),
     replace(_LLM, ttft=("first_token_time", "s"), e2e=("end_time", "s"), since=True),
     replace(_LLM, arrival="request_start_time", ttft=_TTFT, e2e=("request_latency", "s")),
-    replace(Layout("sent", unit="ns", tool="genai-perf"), ttft=_FIRST, e2e=_LAST, since=True),
-    Layout(),
+    replace(FileLayout("sent", unit="ns", tool="genai-perf"), ttft=_FIRST, e2e=_LAST, since=True),
+    FileLayout(),
 )
 """Files that are known by their columns, the first that fits."""
 # Where they keep their requests: in lists of these paths, or in columns as lists.
@@ -157,7 +157,7 @@ def read(
     )
 
 
-def opened(path: Path | str, known: Mapping[str, Any]) -> tuple[Rows, Layout]:
+def opened(path: Path | str, known: Mapping[str, Any]) -> tuple[Rows, FileLayout]:
     """Rows of a file that did not fail, and what they are called where not ``known``.
 
     Raises
@@ -177,7 +177,7 @@ def opened(path: Path | str, known: Mapping[str, Any]) -> tuple[Rows, Layout]:
             hint = "run vllm bench serve with --save-detailed, sglang.bench_serving with "
             hint += "--output-details, or give aiperf's profile_export.jsonl."
         raise DataError(what, path=path, resolve=hint)
-    layout = layout or Layout("arrival_s" if "arrival_s" in names else None)
+    layout = layout or FileLayout("arrival_s" if "arrival_s" in names else None)
     arrival = named.get("arrival", layout.arrival)
     if arrival is None and (of := {"unit", "session", "rebase"} & known.keys()):
         what = f"'{min(of)}' says something of arrivals, and no column of arrivals is named."
@@ -197,7 +197,7 @@ def opened(path: Path | str, known: Mapping[str, Any]) -> tuple[Rows, Layout]:
     return (rows.without(failed) if failed.any() else rows), layout
 
 
-def answered(rows: Rows, layout: Layout) -> pd.DataFrame:
+def answered(rows: Rows, layout: FileLayout) -> pd.DataFrame:
     """Requests of a benchmark as ``hetero replay`` writes them.
 
     Raises
@@ -271,7 +271,7 @@ def _read_columns(columns: str) -> dict[str, Any]:
 
 
 def _trace(
-    rows: Rows, layout: Layout, *, sort: bool, plausible_rps: tuple[float, float], name: str
+    rows: Rows, layout: FileLayout, *, sort: bool, plausible_rps: tuple[float, float], name: str
 ) -> Trace:
     count = len(rows)
     if count == 0:
