@@ -298,12 +298,10 @@ class Verdicts(Rows[Verdict]):
         told = ", ".join(f"{kinds[kind]} {kind}" for kind in NO_TEST if kinds[kind])
         hidden = [r for r in self.rows if r.status == "reproduced" and "no public" in r.files]
         same = sum(row.twin is not None and row.twin.judgement == row.status for row in hidden)
-        more = (
-            f" Of the reproduced {len(hidden)} were measured on files without a public address; "
-            f"on twins, which every reader has, {same} of these reproduce as well."
-        )
-        told = f"{len(self)} published values: {', '.join(tests)}; {apart} ({told or 'none'})."
-        return f"{told}{more if hidden else ''}"
+        more = f" {len(hidden)} of the reproduced rest on files without a public address; {same} of"
+        more = f"{more} these are reproduced on the twin as well." if hidden else ""
+        told = told or "none"
+        return f"{len(self)} published values: {', '.join(tests)}; {apart} ({told}).{more}"
 
     def audit(self) -> Table:
         """Verdict before and now of every row that the audit names, and why."""
