@@ -13,7 +13,6 @@ from typing import Literal, cast
 from hetero import paths
 from hetero.display import Column, Table
 from hetero.errors import DataError, HeteroError
-from pipelines.dependencies import hash_and_imports
 from pipelines.studies.coverage import Coverage, Covered, PublishedFigure, coverage
 from pipelines.studies.ledger import NO_TEST, QUOTED, Claim, Judgement, ledger
 from pipelines.studies.published import (
@@ -110,11 +109,9 @@ class Audited:
 
 
 def state_of(claim: Claim, rests: tuple[str, ...]) -> str:
-    """Hash of how a claim is read and judged, and of files: of modules, what runs."""
+    """Hash of how a claim is read and judged, and of files."""
     told = [claim.reading, claim.basis, claim.setting, claim.accepted, claim.direction]
-    for name in rests:
-        text = (paths.root() / name).read_text(encoding="utf-8")
-        told.append(hash_and_imports(text)[0] if name.endswith(".py") else text)
+    told += [(paths.root() / name).read_text(encoding="utf-8") for name in rests]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:8]
 
 
