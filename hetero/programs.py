@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -19,7 +19,7 @@ from hetero.arrays import Flags, Floats, Ints
 from hetero.errors import InfeasibleError, require
 from hetero.errors import SolverError as SolverError  # for those who solve
 
-Solver: TypeAlias = Literal["highs", "gscip", "glop"]
+Solver: TypeAlias = Literal["highs", "gscip", "glop", "cp_sat"]
 Status: TypeAlias = Literal["optimal", "limit"]
 
 GAP = 1e-6  # relative distance to the bound at which a program counts as solved
@@ -37,11 +37,14 @@ class SolverLimits:
         Nodes of the search tree; None for no limit.
     seconds
         Elapsed time; for people who wait, not for pipelines.
+    threads
+        Of CP-SAT; None lets the solver choose.
     """
 
     gap: float = GAP
     nodes: int | None = None
     seconds: float | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -173,8 +176,9 @@ class Program:
         relaxed: bool = False,
         start: ArrayLike | None = None,
         names: str = "the program",
+        log: Callable[[Sequence[str]], None] | None = None,
     ) -> Solution:
-        """Solve, and check what the solver says.
+        """Solve, and check what the solver says; CP-SAT takes whole numbers alone.
 
         Parameters
         ----------
@@ -184,6 +188,8 @@ class Program:
             Values to start from, shape (variables,); a hint that the solver may complete.
         names
             What the program is, for the text of errors.
+        log
+            Called with lines of the solver's log as they come.
 
         Raises
         ------
@@ -199,6 +205,12 @@ class Program:
         model = mathopt.Model.from_model_proto(self._proto(integer))
         kind = mathopt.SolverType[solver.upper()]
         mixed = bool(integer.any())
+        values = np.concatenate([triplet[-1] for triplet in self._triplets])
+        require(
+            solver != "cp_sat" or bool(integer.all() and np.all(values == np.rint(values))),
+            "CP-SAT takes whole numbers alone, and would give wrong answers.",
+            resolve="scale and round the program, or choose another solver.",
+        )
         try:
             with _silent(mixed):
                 result = mathopt.solve(
@@ -206,6 +218,7 @@ class Program:
                     kind,
                     params=_parameters(limits, mixed),
                     model_params=_hints(model, start),
+                    msg_cb=log,
                 )
         except (RuntimeError, ValueError, AttributeError) as error:
             # The binding hides the solver's message behind an AttributeError of its own.
@@ -306,5 +319,6 @@ def _parameters(limits: SolverLimits, mixed: bool) -> object:
     return mathopt.SolveParameters(
         relative_gap_tolerance=limits.gap if mixed else None,
         node_limit=limits.nodes if mixed else None,
+        threads=limits.threads,
         time_limit=None if limits.seconds is None else datetime.timedelta(seconds=limits.seconds),
     )

@@ -27,6 +27,7 @@ BENCHES = {
     "phases": ("recorded:phases", "plans of split phases: tabu search, ours, light"),
     "pipelines": ("recorded:pipelines", "660 simulated seconds of Helix's clusters"),
     "placement": ("recorded:placement", "placements of layers on Helix's clusters, by step"),
+    "milp": ("milp:milp", "Helix's integer program: objective and bound over a quarter of an hour"),
 }
 _NAMES = "  \n".join(f"`{name}`: {about}" for name, (_, about) in BENCHES.items())
 
@@ -66,6 +67,8 @@ def bench(
     given = _given(function, name, settings or [])
     if "progress" in inspect.signature(function).parameters:
         given["progress"] = _say
+    if "record" in inspect.signature(function).parameters:
+        given["record"] = record
     found = function(**given)
     _say("")
     if record:
@@ -78,7 +81,7 @@ def _given(function: Callable[..., Any], name: str, settings: list[str]) -> dict
     known = {
         key: one.default
         for key, one in inspect.signature(function).parameters.items()
-        if key != "progress"
+        if key not in ("progress", "record")
     }
     given: dict[str, Any] = {}
     for word in settings:

@@ -13,7 +13,6 @@ from typing import Literal, cast
 from hetero import paths
 from hetero.display import Column, Table
 from hetero.errors import DataError, HeteroError
-from pipelines.dependencies import hash_and_imports
 from pipelines.studies.ledger import NO_TEST, QUOTED, Claim, Judgement, ledger
 from pipelines.studies.published import (
     PAPERS,
@@ -91,11 +90,9 @@ class Audited:
 
 
 def state_of(claim: Claim, rests: tuple[str, ...]) -> str:
-    """Hash of how a claim is read and judged, and of files: of modules, what runs."""
+    """Hash of how a claim is read and judged, and of files."""
     told = [claim.reading, claim.basis, claim.setting, claim.accepted, claim.direction]
-    for name in rests:
-        text = (paths.root() / name).read_text(encoding="utf-8")
-        told.append(hash_and_imports(text)[0] if name.endswith(".py") else text)
+    told += [(paths.root() / name).read_text(encoding="utf-8") for name in rests]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:8]
 
 
@@ -279,12 +276,10 @@ class Verdicts(Rows[Verdict]):
         told = ", ".join(f"{kinds[kind]} {kind}" for kind in NO_TEST if kinds[kind])
         hidden = [r for r in self.rows if r.status == "reproduced" and "no public" in r.files]
         same = sum(row.twin is not None and row.twin.judgement == row.status for row in hidden)
-        more = (
-            f" Of the reproduced {len(hidden)} were measured on files without a public address; "
-            f"on twins, which every reader has, {same} of these reproduce as well."
-        )
-        told = f"{len(self)} published values: {', '.join(tests)}; {apart} ({told or 'none'})."
-        return f"{told}{more if hidden else ''}"
+        more = f" {len(hidden)} of the reproduced rest on files without a public address; {same} of"
+        more = f"{more} these are reproduced on the twin as well." if hidden else ""
+        told = told or "none"
+        return f"{len(self)} published values: {', '.join(tests)}; {apart} ({told}).{more}"
 
     def audit(self) -> Table:
         """Verdict before and now of every row that the audit names, and why."""

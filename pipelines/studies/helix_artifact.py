@@ -94,20 +94,25 @@ def published() -> dict[str, PublishedPlacement]:
     )
     found = {}
     for row in frame.to_dict("records"):
-        ranges = {}
-        for part in row["layers"].split():
-            node, _, held = part.partition(":")
-            start, _, stop = held.partition("-")
-            ranges[node] = (int(start), int(stop))
         name = f"{row['cluster']} {row['model']} {row['method']}"
         found[name] = PublishedPlacement(
             name=name,
-            ranges=ranges,
+            ranges=ranges_of(row["layers"]),
             tokens_per_s=float(row["tokens_per_s"]) if row["tokens_per_s"] else None,
             alone=row["alone"] == "1",
             source=row["source"],
         )
     return found
+
+
+def ranges_of(layers: str) -> dict[str, LayerRange]:
+    """Layers by node of words such as ``a100-1:68-77``."""
+    ranges = {}
+    for part in layers.split():
+        node, _, held = part.partition(":")
+        start, _, stop = held.partition("-")
+        ranges[node] = (int(start), int(stop))
+    return ranges
 
 
 def problem(cluster: str, model: str, *, raw: bool = False) -> Problem:

@@ -12,7 +12,9 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from hetero.placement import Flow, FlowNetwork, Placement
+from hetero import paths
+from hetero.arrays import Flags, Floats
+from hetero.placement import Flow, FlowNetwork, Placement, Problem
 from hetero.placement.pruning import all_links, pruned
 from hetero.planners.helix import FlowPlan, with_partial_inference
 from hetero.planners.helix.milp import Milp, judge
@@ -29,6 +31,7 @@ from pipelines.studies.helix_artifact import (
     printed_tps,
     problem,
     published,
+    ranges_of,
     solver_log,
 )
 from pipelines.studies.results import Rows, claim_rows
@@ -41,10 +44,28 @@ REFERENCES: Final = {
 }
 """The best published placement of a setting."""
 METHODS: Final = ("helix", "petals", "swarm")
+RUN: Final = ("milp", "petals", "swarm")
+"""Helix's methods as run here: its program, solved by ``hetero bench milp``, and its heuristics."""
 DECODED: Final = "decode throughput [tokens/s]"
 PRINTED: Final = ("Helix's simulator [tokens/s]", "Helix's cluster [tokens/s]")
-_COLOURS: Final = dict(zip((*METHODS, "ours"), figures.CYCLE, strict=False))
+_COLOURS: Final = dict(zip((*METHODS, "ours", "milp"), figures.CYCLE, strict=False))
 _ABLATED: Final = ("geo-24", "hetero-42")
+
+
+def milp_rows() -> pd.DataFrame:
+    """What the program knew and when, as ``hetero bench milp --record`` solved it."""
+    return pd.read_csv(paths.data("measured", "helix_milp.csv"), keep_default_na=False)
+
+
+def milp_links(case: Problem) -> Flags | None:
+    """Links that the program is given: pruned between regions, as the artifact has it."""
+    return pruned(case) if len(case.regions) > 1 else None
+
+
+def solved(setting: str, *, raw: bool = False) -> Placement:
+    """The placement that the program ended with, such as ``"single-24 70B"``."""
+    layers = milp_rows().query("setting == @setting")["layers"].iloc[-1]
+    return Placement.of(problem(*setting.split(), raw=raw), ranges_of(layers), setting)
 
 
 def examples(flows: Mapping[str, Flow]) -> Figure:
@@ -128,6 +149,7 @@ def progress(plans: Mapping[str, FlowPlan]) -> Figure:
             ("Gurobi", "#D55E00", np.maximum(time_s, 0.1), bound,
              np.where(incumbent > 1, incumbent, np.nan)),
             ("ours", "#0072B2", seconds, [step.bound for step in steps], ours),
+            ("CP-SAT", "#009E73", *_searched(name)),
         ):  # fmt: skip
             style: dict[str, Any] = {"where": "post", "color": colour}
             ax.step(at, bounds, linestyle="--", label=f"{label}, bound", **style)
@@ -139,6 +161,12 @@ def progress(plans: Mapping[str, FlowPlan]) -> Figure:
         ax.set_ylabel("flow [tokens/s]")
     figures.shared_legend(fig)
     return fig
+
+
+def _searched(setting: str) -> tuple[Floats, Floats, Floats]:
+    rows = milp_rows().query("setting == @setting")
+    time_s, best, bound = rows[["seconds", "tokens_per_s", "bound"]].to_numpy(np.float64).T
+    return np.maximum(time_s, 0.1), bound, np.where(best > 1, best, np.nan)
 
 
 def pipelines(best: Flow, nodes: Sequence[Any], count: int = 8) -> pd.DataFrame:
@@ -174,10 +202,15 @@ def simulated(
             runs[name] = serve(network, router("helix", "offline", artifact_flow(network)))
             if name.split()[2] in METHODS and cluster in compared:
                 use[name] = network.max_flow().utilisation
+        own = {}
+        if cluster in compared:
+            own["milp"] = solved(f"{cluster} 70B", raw=raw)
         if cluster in compared and f"{cluster} 70B" in plans:
-            name, ranges = f"{cluster} 70B ours", plans[f"{cluster} 70B"].best[0].placement.ranges
-            ours = Placement(problem(cluster, "70B", raw=raw), ranges, name)
-            flow = FlowNetwork(ours).max_flow()
+            ranges = plans[f"{cluster} 70B"].best[0].placement.ranges
+            own["ours"] = Placement(problem(cluster, "70B", raw=raw), ranges, "ours")
+        for method, one in own.items():
+            links = milp_links(one.problem) if method == "milp" else None
+            flow, name = FlowNetwork(one, links=links).max_flow(), f"{cluster} 70B {method}"
             runs[name] = serve(flow.network, router("helix", "offline", flow.link_tokens_per_s))
             use[name] = flow.utilisation
     return runs, use
@@ -263,12 +296,15 @@ def ablation_bars(decoded: pd.DataFrame, reached_s: pd.DataFrame) -> Figure:
 def throughput_claims(table: pd.DataFrame, protocol: str) -> Rows:
     """Claims 11 and 12."""
     decoded = table.set_index(["cluster", "placement"])[DECODED]
-    values = {
-        f"{number}{letter}": decoded[cluster, "helix"] / decoded[cluster, other]
-        for number, cluster in ((11, "single-24"), (12, "geo-24"))
-        for letter, other in (("a", "petals"), ("b", "swarm"))
-    }
-    return claim_rows("helix", "fig9a_methods", f"published placements, {protocol}", values)
+    rows: Rows = []
+    for number, cluster in ((11, "single-24"), (12, "geo-24")):
+        for letter, other in (("a", "petals"), ("b", "swarm")):
+            run, theirs = (
+                decoded[cluster, method] / decoded[cluster, other] for method in ("milp", "helix")
+            )
+            note = f"the program as solved here, {protocol}; the published placement {theirs:.2f}"
+            rows += claim_rows("helix", "fig9a_methods", note, {f"{number}{letter}": run})
+    return rows
 
 
 def size_claims(table8: pd.DataFrame) -> Rows:
@@ -351,7 +387,7 @@ def drawn_claims(runs: Mapping[str, PipelineRun], use: Mapping[str, Any], protoc
 
 def use_claims(runs: Mapping[str, PipelineRun], flow_use: Mapping[str, Any], protocol: str) -> Rows:
     """Claim 30: how the placements of LLaMA-70B use the nodes of the single cluster."""
-    names = {method: f"single-24 70B {method}" for method in METHODS}
+    names = {method: f"single-24 70B {method}" for method in RUN}
     decoded = {method: runs[name].serving().decode_tps for method, name in names.items()}
     use = {method: flow_use[name] for method, name in names.items()}
     busy = {method: runs[name].node_use for method, name in names.items()}
@@ -362,20 +398,21 @@ def use_claims(runs: Mapping[str, PipelineRun], flow_use: Mapping[str, Any], pro
     t4 = gpu == "T4"
 
     def order(values: Mapping[str, float]) -> str:
-        return ">".join(m.capitalize() for m in sorted(values, key=lambda m: -values[m]))
+        names = {m: "Helix" if m == "milp" else m.capitalize() for m in values}
+        return ">".join(names[m] for m in sorted(values, key=lambda m: -values[m]))
 
     def waiting(share: Mapping[str, Any]) -> float:
         return float(100 * (share["swarm"][last].mean() - share["swarm"][fast].mean()))
 
     def slow(share: Mapping[str, Any]) -> float:
-        return float(100 * (share["petals"][t4].mean() - share["helix"][t4].mean()))
+        return float(100 * (share["petals"][t4].mean() - share["milp"][t4].mean()))
 
     def means(share: Mapping[str, Any]) -> str:
         return order({method: values.mean() for method, values in share.items()})
 
-    rows = claim_rows(
-        "helix", "fig9a_methods", f"published placements, {protocol}", {"30a": order(decoded)}
-    )
+    theirs = decoded | {"milp": runs["single-24 70B helix"].serving().decode_tps}
+    note = f"the program as solved here, {protocol}; with the published placement {order(theirs)}"
+    rows = claim_rows("helix", "fig9a_methods", note, {"30a": order(decoded)})
     note = "share of time in batches, as simulated; by the share of a node's throughput that the "
     note += "maximum flow takes: "
     for number, value, other in (

@@ -647,7 +647,7 @@ def test_what_a_reader_cannot_regenerate_says_so(tmp_path):
     found = verdicts(tmp_path)
     assert by_id(found)["helix-24c"].files == "helix_layer_latency, which has no public address"
     assert by_id(found)["helix-16a"].files == "here"
-    assert "1 were measured on files without a public address; on twins" in found.summary
+    assert "1 of the reproduced rest on files without a public address; 1 of" in found.summary
     assert not any(dataset(name).public for name in NO_ADDRESS.values())
 
 

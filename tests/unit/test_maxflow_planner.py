@@ -9,7 +9,7 @@ from small_placements import exhaustive, random_problem, two_slow_regions
 
 from hetero.catalog import Link, gpu, llm
 from hetero.cluster import Cluster, Machine, Network, cluster
-from hetero.errors import InfeasibleError
+from hetero.errors import InfeasibleError, ParameterError
 from hetero.placement import Links, Placement, Problem
 from hetero.placement.pruning import all_links, pruned
 from hetero.planners.helix import PlacementEffort, place, search, with_partial_inference
@@ -259,6 +259,20 @@ def test_program_finds_the_optimum_of_a_small_cluster(partial: bool) -> None:
         assert result.tokens_per_s >= search(small).tokens_per_s * (1 - 1e-6)
     else:
         assert result.tokens_per_s == pytest.approx(exhaustive(small), rel=1e-5)
+
+
+def test_program_in_whole_numbers_has_the_same_optimum() -> None:
+    small, log = random_problem(12, 4, 4, 3, slow=False), list[str]()
+    start = search(small).best[0].placement
+    result = Milp(small, whole=True).solve(solver="cp_sat", start=start, log=log.extend)
+    assert result.status == "optimal"
+    # Rates are rounded down, so that the flow of its placement is the optimum or just below.
+    best = exhaustive(small)
+    assert best - len(small.nodes) <= result.tokens_per_s <= result.judged_tokens_per_s
+    assert result.judged_tokens_per_s <= best * (1 + 1e-9)
+    assert any(line.startswith("#1 ") for line in log)
+    with pytest.raises(ParameterError, match="whole numbers alone"):
+        Milp(small).solve(solver="cp_sat")
 
 
 def test_program_starts_from_a_placement() -> None:

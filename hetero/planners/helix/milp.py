@@ -4,14 +4,21 @@ Variables of node i: its first layer s_i (integer) and b_i^k (binary), whether i
 e_i = s_i + \sum_k k b_i^k. Of link (i, j): its flow f_ij, whether it is valid d_ij (binary), and
 with partial inference cond^1_ij and cond^2_ij (binary). Helix's Tables 5 and 6 list them.
 
+In whole numbers, as CP-SAT takes it, flows are whole tokens per second, no constant exceeds what a
+node at either end or the bound by work allows, the work of all nodes bounds the flow over all
+layers, and equal nodes with equal links stand in the order of their first layers: none of that
+loses the optimum, but for what rounding rates down costs.
+
 The artifact's readings are followed where they differ from the text: the second inequality for
 e_i = s_j is L d <= L + (e_i - s_j) (the paper has a sign wrong), and every node holds a layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,6 +27,8 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.placement import FlowNetwork, Placement, Problem
 from hetero.placement.pruning import all_links
+from hetero.planners.helix.bound import simple_bound
+from hetero.planners.helix.groups import groups
 from hetero.programs import Program, Solver, SolverLimits, Status
 
 
@@ -92,6 +101,8 @@ class Milp:
     early_stop
         Share of the work of all nodes per layer that is good enough: the objective is held at it,
         so that a solution that reaches it ends the search (the artifact takes 0.995).
+    whole
+        Write it in whole numbers, for CP-SAT.
     """
 
     def __init__(
@@ -101,8 +112,10 @@ class Milp:
         links: Flags | None = None,
         partial_inference: bool = False,
         early_stop: float | None = None,
+        whole: bool = False,
     ) -> None:
         self.problem = problem
+        self.whole = whole
         self.partial_inference = partial_inference
         self.early_stop = early_stop
         self.links = all_links(problem) if links is None else links & all_links(problem)
@@ -128,9 +141,20 @@ class Milp:
         held = np.concatenate([np.arange(1, node.max_layers + 1) for node in problem.nodes])
         rate = np.concatenate([node.tokens_per_s[1:] for node in problem.nodes])
 
+        capacity = problem.link_tokens_per_s[rows, columns]
+        if self.whole:
+            most = np.floor(simple_bound(problem))
+            rate = np.floor(np.minimum(rate, most))
+            best = np.array([*(rate[owner == k].max() for k in range(n)), most])
+            capacity = np.floor(np.min([capacity, best[rows], best[columns]], axis=0))
         s = program.variables(n, upper=layers - 1.0, integer=True)
         b = program.variables(len(owner), upper=1.0, integer=True)
-        f = program.variables(len(rows), objective=(rows == n).astype(float))
+        f = program.variables(
+            len(rows),
+            upper=capacity if self.whole else np.inf,
+            objective=(rows == n).astype(float),
+            integer=self.whole,
+        )
         d = program.variables(len(rows), upper=1.0, integer=True)
         self._variables = {"s": n, "b": len(owner), "f": len(rows), "d": len(rows)}
 
@@ -204,8 +228,20 @@ class Milp:
             self._constraints["validity, nodes"] = 2 * len(middle)
         carry = program.rows(len(rows), upper=0.0)
         program.entries(carry, f, 1.0)
-        program.entries(carry, d, -problem.link_tokens_per_s[rows, columns])
+        program.entries(carry, d, -capacity)
         self._constraints["transmission throughput"] = len(rows)
+        if self.whole:
+            shared = program.rows(1, upper=0.0)[0]
+            program.entries(shared, f[rows == n], float(layers))
+            program.entries(shared, b, -held * rate)
+            equal = len(np.unique(problem.link_tokens_per_s[rows, columns])) <= 2
+            equal &= len(rows) == n * (n + 1)  # else equal nodes may have links of their own
+            alike = [pair for g in groups(problem) for pair in pairwise(g.members) if equal]
+            ordered = program.rows(len(alike), upper=0.0)
+            pairs = np.array(alike, dtype=np.int64).reshape(-1, 2)
+            program.entries(ordered, s[pairs[:, 0]], 1.0)
+            program.entries(ordered, s[pairs[:, 1]], -1.0)
+            self._constraints["cuts and order"] = 1 + len(alike)
         if self.early_stop is not None:
             enough = self.early_stop * problem.compute_bound_tokens_per_s
             program.entries(program.rows(1, upper=enough)[0], f[rows == n], 1.0)
@@ -237,6 +273,7 @@ class Milp:
         *,
         solver: Solver = "highs",
         start: Placement | None = None,
+        log: Callable[[Sequence[str]], None] | None = None,
     ) -> MilpResult:
         """Solve the program, and judge the placement that comes out by its exact flow.
 
@@ -247,7 +284,7 @@ class Milp:
         """
         hint = None if start is None else self.start(start)
         solution = self._program.solve(
-            limits, solver=solver, start=hint, names="the placement program"
+            limits, solver=solver, start=hint, names="the placement program", log=log
         )
         values = solution.values
         ranges: list[tuple[int, int] | None] = []
