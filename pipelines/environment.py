@@ -17,11 +17,11 @@ MKL_CBWR                 torch's BLAS                  products of matrices, fac
 XLA_FLAGS                code that jax generates       every fused expression, sums, products
 ======================== ============================= ============================================
 
-Roots in torch come from MKL, which no setting pins on AMD; `hetero.planners.rignall.search_bayes`
-takes NumPy's. What remains free does not show in results: for which processor numba compiles (no
-``fastmath``, so LLVM neither fuses nor reorders), which instructions copy and compare strings, and
-the number of cores. ``HETERO_PROCESSOR=other`` turns the first two the other way, so that two runs
-can be compared.
+Roots in torch come from MKL, which no setting pins on AMD: the path of Ax may rest on them, so its
+stage states a tolerance. What else remains free does not show in results: for which processor numba
+compiles (no ``fastmath``, so LLVM neither fuses nor reorders), which instructions copy and compare
+strings, and the number of cores. ``HETERO_PROCESSOR=other`` turns the first two the other way, so
+that two runs can be compared.
 
 Most are read as a library is imported, GLIBC_TUNABLES as a process starts. ``python -m
 pipelines.environment COMMAND ...`` runs any command so, such as ``dask worker ADDRESS``.

@@ -18,7 +18,7 @@ from pipelines.setup import EXTRAS, OLDEST, SUPPORTED, Pin, pins
 
 # What fills the environment, and builds the project and packages that come as source only.
 BUILD = ("uv", "hatchling", "editables", "setuptools", "wheel")
-TEST_EXTRAS = ("ax", "serving", "dask", "ray", "dev", "docs")
+TEST_EXTRAS = ("serving", "dask", "ray", "dev", "docs")
 # SkyPilot with all that it needs, and enough of vLLM to parse its command line: what else vLLM
 # would bring is several gigabytes, and what the parser imports of it the tests have anyway.
 SKYPILOT = ("skypilot==0.14.1",)

@@ -21,7 +21,7 @@ Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Swept = Annotated[list[Positive], Field(min_length=1)]
 Weights = Annotated[list[Unsigned], Field(min_length=1)]
 Window = Annotated[list[Unsigned], Field(min_length=2, max_length=2)]
-Counts = Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2)]
+Counts = Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=1)]
 
 
 class QuickstartSection(Section):
@@ -114,22 +114,23 @@ class IslandOuterLoopSection(Section):
     width_tokens: int = Field(ge=8, le=8000, description="W, width of a range of lengths [tokens]")
     tau: float = Field(ge=0, description="largest deviation of a range over its share")
     price: float = Field(ge=0, description="M, price of a deviation")
-    seeds: Seeds = Field(description="trials of every search; 5 or 10 in the thesis")
+    seeds: Seeds = Field(description="trials of the divider searches; 10 in the thesis")
+    few_seeds: Seeds = Field(
+        description="trials for Table 5.1 and of the direct searches; 5 in the thesis"
+    )
+    saasbo: bool = Field(description="whether SAASBO is among the direct searches")
     fleet_iterations: int = Field(
         ge=2, description="batches of the searches for Table 5.1; 15 in the thesis"
     )
     iterations: int = Field(ge=2, description="batches of the divider searches; 20 in the thesis")
     batches: Counts = Field(description="layouts per batch")
-    skews: list[Unsigned] = Field(min_length=2, description="largest absolute skew of the divider")
+    skews: Weights = Field(description="largest absolute skew of the divider")
     minimums: Counts = Field(description="smallest island [GPUs], each twice the one before")
     direct_iterations: int = Field(
         ge=2, description="batches of the direct searches; 10 in the thesis"
     )
     direct_batches: Counts = Field(description="layouts per batch of the direct searches")
     slots: Counts = Field(description="K, islands per GPU type in the direct search")
-    saas_seeds: list[Annotated[int, Field(ge=0)]] = Field(
-        description="trials with SAASBO; none leaves it out"
-    )
     state: str = Field(
         description="folder of the checkout that searches are saved to and resumed from; none if "
         "empty"

@@ -21,10 +21,12 @@ from hetero import paths
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, ParameterError
 from pipelines import guard, schema
+from pipelines.studies.results import MANIFEST
 
 TOLERANCE = 1e-6
 """Relative difference up to which a number is called close. Close is not reproduced: stages run on
-the same kernels whatever the processor (`pipelines.environment`), and no result depends on it."""
+the same kernels whatever the processor (`pipelines.environment`). A stage whose path depends on it
+nevertheless, by Ax, says in its manifest how far its tables may go: of their largest number."""
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
@@ -43,6 +45,8 @@ class Compared:
         differs.
     worst
         File with that difference.
+    allowed
+        Tolerance that the committed manifest states; 0 without one.
     """
 
     stage: str
@@ -51,6 +55,7 @@ class Compared:
     changed: int
     largest: float
     worst: str
+    allowed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,9 @@ class Verified(Shown):
 
     @property
     def reproduced(self) -> bool:
-        """Whether every file came out again, byte for byte."""
-        return bool(self.stages) and not any(one.changed or one.close for one in self.stages)
+        """Whether every file came out again, byte for byte or as its manifest allows."""
+        apart = (one.changed or (one.close and not one.allowed) for one in self.stages)
+        return bool(self.stages) and not any(apart)
 
     def table(self) -> Table:
         """One row per stage."""
@@ -175,6 +181,9 @@ def _stage(name: str, before: Path, after: Path) -> Compared:
         }
     )
     counts = {"identical": 0, "close": 0, "changed": 0}
+    manifest = before / MANIFEST
+    told = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+    allowed = float(told.get("tolerance", 0.0))
     largest, worst = 0.0, ""
     for file in files:
         old, new = before / file, after / file
@@ -182,22 +191,29 @@ def _stage(name: str, before: Path, after: Path) -> Compared:
         if there and old.read_bytes() == new.read_bytes():
             counts["identical"] += 1
             continue
-        apart = difference(old, new) if there else math.inf
-        counts["close" if apart <= TOLERANCE else "changed"] += 1
+        apart = difference(old, new, of_largest=bool(allowed)) if there else math.inf
+        counts["close" if apart <= (allowed or TOLERANCE) else "changed"] += 1
         if apart >= largest:
             largest, worst = apart, file
-    return Compared(name, **counts, largest=largest, worst=worst)
+    return Compared(name, **counts, largest=largest, worst=worst, allowed=allowed)
 
 
-def difference(old: Path, new: Path) -> float:
-    """Largest relative difference of the numbers of two text files; infinite where text differs."""
+def difference(old: Path, new: Path, *, of_largest: bool = False) -> float:
+    """Largest relative difference of the numbers of two text files; infinite where text differs.
+
+    With ``of_largest`` it is a share of a table's largest number, and what is drawn from tables, or
+    told of them, differs by nothing.
+    """
+    if of_largest and old.suffix != ".csv":
+        return 0.0
     if old.suffix not in (".csv", ".json", ".svg", ".ipynb"):
         return math.inf
     a, b = _plain(old), _plain(new)
     if _NUMBER.sub("#", a) != _NUMBER.sub("#", b):
         return math.inf
-    pairs = zip(_NUMBER.findall(a), _NUMBER.findall(b), strict=True)
-    return max((_apart(float(x), float(y)) for x, y in pairs), default=0.0)
+    x, y = ([float(one) for one in _NUMBER.findall(text)] for text in (a, b))
+    least = max(map(abs, x + y), default=0.0) if of_largest else 0.0
+    return max((_apart(*pair, least) for pair in zip(x, y, strict=True)), default=0.0)
 
 
 def _plain(path: Path) -> str:
@@ -211,5 +227,5 @@ def _plain(path: Path) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def _apart(x: float, y: float) -> float:
-    return 0.0 if x == y else abs(x - y) / max(abs(x), abs(y))
+def _apart(x: float, y: float, least: float) -> float:
+    return 0.0 if x == y else abs(x - y) / max(abs(x), abs(y), least)

@@ -568,7 +568,7 @@ class IslandAsk(Ask):
     :largest: Largest island [GPUs].
     :pairs: Even sizes only: GPUs come in pairs.
     :powers: Sizes that are powers of two only.
-    :method: 'exact', or a search: bo, saasbo, ax, mutation, sobol, random.
+    :method: 'exact', or a search: bo and saasbo by Ax, mutation, sobol, random.
     :batch: Layouts per batch of a search.
     :iterations: Batches of a search.
     :state: File that a search is saved to and resumed from.

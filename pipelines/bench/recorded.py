@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -26,13 +25,13 @@ from hetero.placement import FlowNetwork, Problem
 from hetero.planners import helix
 from hetero.planners.effort import EFFORTS
 from hetero.planners.helix.planner import timing_key
-from hetero.planners.rignall import inner, search_bayes
+from hetero.planners.rignall import inner
 from hetero.planners.rignall.direct import Direct
 from hetero.planners.rignall.divider import Divider
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.rates import RateTable
-from hetero.planners.rignall.search import Method, Objective, Proposer, Space, search
+from hetero.planners.rignall.search import Method, Objective, Space, search
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.patterns import polish
 from hetero.planners.thunderserve.phases import PhasePlan, keep, replan
@@ -207,15 +206,6 @@ def _islands() -> Iterator[Timed]:
         for batch in (4, 16):
             key = f"islands.direct.{method}.batch{batch}"
             yield Timed(key, partial(_searched, two, Direct, method, batch), lambda run: run())
-    proposers = {"bo": search_bayes.PROPOSERS["bo"]}
-    if find_spec("ax"):
-        from hetero.planners.rignall import search_ax
-
-        proposers["ax"] = search_ax.propose
-    three = partial(_stock, "azure2023_code", GPUS, INVENTORIES["a"], 128)
-    for name, propose in proposers.items():
-        batches = partial(_tried, three, propose)
-        yield Timed(f"islands.propose.{name}", batches, lambda run: run(), "median", 4)
 
 
 def _stock(
@@ -244,17 +234,6 @@ def _searched(
     rates, inventory = stock()
     search(Divider(inventory), Objective(rates), "bo", batch=4, iterations=2)
     return partial(search, space(inventory), Objective(rates), method, batch=batch, iterations=4)
-
-
-def _tried(stock: Stock, propose: Proposer, k: int) -> Callable[[], object]:
-    """A batch of 16 layouts to be proposed after ``k + 1`` batches."""
-    rates, inventory = stock()
-    space = Divider(inventory)
-    known = search(space, Objective(rates), "random", batch=16, iterations=k + 1)
-    call = partial(propose, space, known.points, known.values_rps, 16, stream(0, f"batch {k}"))
-    if k == 0:
-        call()  # imports and compiles
-    return call
 
 
 # Phases -----------------------------------------------------------------------------------------

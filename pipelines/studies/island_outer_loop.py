@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from pathlib import Path
+from itertools import pairwise, product
 from typing import Any, Final
 
 import matplotlib.pyplot as plt
@@ -26,7 +24,7 @@ from hetero.planners.rignall.inner import Deviations
 from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.parallelism import READINGS
 from hetero.planners.rignall.rates import RateTable
-from hetero.planners.rignall.search import Method, Objective, Search, Space, search
+from hetero.planners.rignall.search import Objective, Search, Trials, search
 from hetero.plots import figures
 
 #: Inventories of Rignall's Table 5.1, 512 $/h each, and what the thesis prints for them.
@@ -38,13 +36,14 @@ PUBLISHED_D: Final = {"code": (18, 22, 25), "conv": (5, 45.5, 7)}
 PUBLISHED_STD: Final = {"code": (20, 21, 46), "conv": (16, 12, 5)}
 PUBLISHED_D_STD: Final = {"code": (18, 15, 22), "conv": (9, 46, 10)}
 
-#: Values of W, tau and M, which the thesis does not print, that are tried.
+#: Values of W and tau, which the thesis does not print, that are tried.
 WIDTHS: Final = (200, 300, 400, 500, 600, 800, 1000, 2000)
 TAUS: Final = (0.1, 0.5, 1.0)
-PRICES: Final = (1.0, 1000.0)
-#: Layouts that a triple is tried on: random ones, the same for every triple.
+#: M, a "large constant" in the thesis: from about 10 on a larger one changes nothing.
+PRICE: Final = 1000.0
+#: Layouts that a pair is tried on: random ones, the same for every pair.
 LAYOUTS: Final = 12
-TRIPLE: Final = ("width_tokens", "tau", "price")
+PAIR: Final = ("width_tokens", "tau")
 
 
 def tabulated(
@@ -65,36 +64,6 @@ def tabulated(
 def held(rates: RateTable, counts: Sequence[int]) -> dict[str, int]:
     """Inventory of the table's GPU types, those without a GPU left out."""
     return {gpu: n for gpu, n in zip(rates.gpus, counts, strict=True) if n}
-
-
-@dataclass(frozen=True)
-class Trials:
-    """Searches of a space, one per seed, saved to ``folder`` and resumed from it if given."""
-
-    seeds: Sequence[int]
-    folder: Path | None = None
-
-    def __call__(
-        self, space: Space, objective: Objective, method: Method, batch: int, iterations: int
-    ) -> list[Search]:
-        """One search per seed with ``iterations`` batches, the first one random."""
-        searches = []
-        for seed in self.seeds:
-            text = f"{space.kind} {method} {batch} {seed} {_digest(objective)}"
-            name = "".join(c if c.isalnum() else "-" for c in text)
-            file = None if self.folder is None else self.folder / f"{name}.json"
-            budget: dict[str, Any] = {"batch": batch, "iterations": iterations}
-            searches.append(search(space, objective, method, **budget, seed=seed, state=file))
-        return searches
-
-
-def _digest(objective: Objective) -> str:
-    """What tells objectives apart: other lengths give the same space other values."""
-    rates = objective.rates
-    text = f"{objective.form} {objective.deviations} {rates.classes}".encode()
-    for array in (rates.share, rates.prefill_rps, rates.decode_rps):
-        text += array.tobytes()
-    return hashlib.sha256(text).hexdigest()[:12]
 
 
 def ends(searches: Sequence[Search]) -> NDArray[np.float64]:
@@ -215,7 +184,9 @@ class Fleets:
                     }
                 plans = self.plans(trace, letter)
                 flow = [Objective(plan.rates)(plan.layout) for plan in plans]
-                row["load of the mix carried [req/s]"] = np.mean([p.served_rps for p in plans])
+                carried = float(np.mean([plan.served_rps for plan in plans]))
+                row["load of the mix carried [req/s]"] = carried
+                row["share of the largest load carried"] = carried / proven.served_rps
                 row["largest load of these layouts [req/s]"] = np.mean(flow)
             row |= {"largest load [req/s]": proven.served_rps, "bound [req/s]": proven.bound}
             rows.append(row | {"its R_total [req/s]": proven.expected_rps})
@@ -276,14 +247,64 @@ class Fleets:
             )
 
 
+def divider_claims(
+    by_batch: Mapping[int, Sequence[Search]],
+    by_skew: Mapping[float, Sequence[Search]],
+    by_minimum: Mapping[int, Sequence[Search]],
+    loads: pd.DataFrame,
+    how: str,
+) -> Iterator[dict[str, Any]]:
+    """Batches (rignall-10, 19), skews (12a) and smallest islands (13), where several were tried."""
+    if len(by_batch) > 1:
+        small, large = (by_batch[pick(by_batch)] for pick in (min, max))
+        yield spreads(10, [(small, large)], "fig55_batch", f"Of R_total, {how}.")
+        yield claim(19, ends(large) / ends(small), "fig55_batch", how)
+    if len(by_skew) > 1:
+        least, most = min(by_skew), max(by_skew)
+        note = f"Skew up to {most:g} over up to {least:g}; the narrowest is not published; {how}."
+        yield claim("12a", ends(by_skew[most]) / ends(by_skew[least]), "fig57_skew", note)
+    if doublings := len(by_minimum) - 1:
+        halved = ends(by_minimum[max(by_minimum)]) / ends(by_minimum[min(by_minimum)])
+        each = [float(x) ** (1 / doublings) for x in loads.iloc[-1, 2:] / loads.iloc[0, 2:]]
+        note = (
+            f"Doublings from {min(by_minimum)} to {max(by_minimum)}, {how}; of the largest loads "
+            f"{each[0]:.2f}, with reading 'fitting' {each[1]:.2f}."
+        )
+        yield claim(13, halved ** (1 / doublings), "fig58_minimum", note)
+
+
+def direct_claims(
+    direct: Mapping[tuple[str, int], Sequence[Search]],
+    by_slots: Mapping[int, Sequence[Search]],
+    by_batch: Mapping[int, Sequence[Search]],
+    how: str,
+) -> Iterator[dict[str, Any]]:
+    """Direct against divider (rignall-14), slots (16), batches (18), where several were tried."""
+    trials = min(len(searches) for searches in (*direct.values(), *by_batch.values()))
+    best, other = (
+        np.max([ends(searches)[:trials] for searches in found.values()], axis=0)
+        for found in (direct, by_batch)
+    )
+    yield claim(14, best / other, "fig510_direct", f"Best of all batch sizes by seed; {how}.")
+    if steps := list(pairwise(by_slots[k] for k in sorted(by_slots))):
+        rises = np.mean([ends(later) > ends(earlier) for earlier, later in steps], axis=0)
+        note = f"K = {', '.join(map(str, sorted(by_slots)))}; {how}."
+        yield claim("16a", rises, "fig512_slots", note)
+        yield spreads("16b", steps, "fig512_slots", note, share=True)
+    sparse = {batch: searches for (method, batch), searches in direct.items() if method != "bo"}
+    if len(sparse) > 1:
+        few, many = (sparse[pick(sparse)] for pick in (min, max))
+        yield claim("18a", ends(many) / ends(few), "fig59_direct", f"{how}.")
+        yield spreads("18b", [(few, many)], "fig59_direct", f"{how}.")
+
+
 def progress(groups: Mapping[Any, Sequence[Search]], title: str) -> Figure:
     """Best R_total over iterations, a panel per setting: mean, deviation and range over trials.
 
     The dotted line is the best of all trials, as in the thesis.
     """
-    fig, axes = plt.subplots(
-        1, len(groups), figsize=(2.5 * len(groups) + 1, 3.2), sharey=True, squeeze=False
-    )
+    size = (max(2.5 * len(groups) + 1, 6.0), 3.2)  # the legend has its width
+    fig, axes = plt.subplots(1, len(groups), figsize=size, sharey=True, squeeze=False)
     top = max(ends(searches).max() for searches in groups.values())
     colour = figures.CYCLE[0]
     for axis, (key, searches) in zip(axes[0], groups.items(), strict=True):
@@ -314,26 +335,35 @@ def progress(groups: Mapping[Any, Sequence[Search]], title: str) -> Figure:
     return fig
 
 
-def scan() -> pd.DataFrame:
-    """Best R_total and its D_total of the first batch, by triple, trace and inventory.
+def compared(methods: Mapping[str, Sequence[Search]]) -> pd.DataFrame:
+    """What each method ends with: mean over trials, and its 95 % interval if several."""
+    rows = []
+    for name, searches in methods.items():
+        values = ends(searches)
+        low, high = interval(values) if len(values) > 1 else (np.nan, np.nan)
+        rows.append((name, len(values), len(searches[0].values_rps), values.mean(), low, high))
+    columns = ["method", "trials", "layouts", "best R_total [req/s]", "low [req/s]", "high [req/s]"]
+    return pd.DataFrame(rows, columns=columns)
 
-    Nothing is searched, so that a triple costs seconds; every triple sees the same layouts. Lengths
+
+def scan() -> pd.DataFrame:
+    """Best R_total and its D_total of the first batch, by W, tau, trace and inventory.
+
+    Nothing is searched, so that a pair costs seconds; every pair sees the same layouts. Lengths
     are those of the twins.
     """
     rows = []
     for trace, width in product(PUBLISHED, WIDTHS):
         lengths = workload.load(f"azure2023_{trace}", "twin")
         model = IslandModel.of_trace(lengths, width, reading=READINGS["thesis"])
-        for tau, price in product(TAUS, PRICES):
-            objective = tabulated(model, GPUS, 128, Deviations(tau, price))
+        for tau in TAUS:
+            objective = tabulated(model, GPUS, 128, Deviations(tau, PRICE))
             for letter, counts in INVENTORIES.items():
                 space = Divider(held(objective.rates, counts))
                 best = search(space, objective, "random", batch=LAYOUTS, iterations=1).best
                 total, apart = (best.expected_rps, best.deviation_rps) if best else (0.0, 0.0)
-                row = (trace, letter, width, tau, price, round(total, 2), round(apart, 2))
-                rows.append(row)
-    columns = ["trace", "inventory", *TRIPLE, "r_total_rps", "d_total_rps"]
-    return pd.DataFrame(rows, columns=columns)
+                rows.append((trace, letter, width, tau, round(total, 2), round(apart, 2)))
+    return pd.DataFrame(rows, columns=["trace", "inventory", *PAIR, "r_total_rps", "d_total_rps"])
 
 
 def committed() -> pd.DataFrame:
@@ -342,25 +372,30 @@ def committed() -> pd.DataFrame:
 
 
 def misses(scanned: pd.DataFrame) -> pd.DataFrame:
-    """By triple and trace, the root mean square of ln(R_total / published) over inventories."""
+    r"""By W, tau and trace, the root mean square over inventories of both relative errors.
+
+    :math:`\ln(R / R^*)` and :math:`(D - D^*) / R^*` for R_total, D_total and the published.
+    """
     keys = zip(scanned["trace"], scanned["inventory"], strict=True)
-    published = [PUBLISHED[trace][list(INVENTORIES).index(letter)] for trace, letter in keys]
-    squares = np.log(scanned["r_total_rps"] / published) ** 2
-    return scanned.assign(miss=squares).pivot_table("miss", list(TRIPLE), "trace") ** 0.5
+    which = [(trace, list(INVENTORIES).index(letter)) for trace, letter in keys]
+    total = np.array([PUBLISHED[trace][k] for trace, k in which])
+    apart = scanned["d_total_rps"] - [PUBLISHED_D[trace][k] for trace, k in which]
+    squares = np.log(scanned["r_total_rps"] / total) ** 2 + (apart / total) ** 2
+    return scanned.assign(miss=squares).pivot_table("miss", list(PAIR), "trace") ** 0.5
 
 
-def chosen(scanned: pd.DataFrame) -> tuple[int, float, float]:
-    """The triple that misses the conversation rows least; no other row is looked at."""
+def chosen(scanned: pd.DataFrame) -> tuple[int, float]:
+    """W and tau that miss the conversation rows least, the smaller where they tie."""
     missed = misses(scanned).reset_index()
     best = missed.iloc[int(missed["conv"].to_numpy().argmin())]
-    return int(best["width_tokens"]), float(best["tau"]), float(best["price"])
+    return int(best["width_tokens"]), float(best["tau"])
 
 
 def scanned(rows: pd.DataFrame) -> Figure:
-    """R_total over W by inventory for the chosen tau and M, and how far each triple misses."""
-    width, tau, price = chosen(rows)
+    """R_total over W by inventory for the chosen tau, and how far each W misses."""
+    width, tau = chosen(rows)
     fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.4))
-    here = rows[(rows["tau"] == tau) & (rows["price"] == price)]
+    here = rows[rows["tau"] == tau]
     for axis, (trace, published) in zip(axes, PUBLISHED.items(), strict=False):
         for letter, value, color in zip(INVENTORIES, published, figures.CYCLE, strict=False):
             one = here[(here["trace"] == trace) & (here["inventory"] == letter)]
@@ -368,15 +403,15 @@ def scanned(rows: pd.DataFrame) -> Figure:
             axis.plot(x, y, "o-", markersize=4, label=f"({letter})", color=color)
             axis.axhline(value, linestyle="--", linewidth=1, color=color)
         axis.set(title=f"Azure {trace}", ylabel="best R_total [requests/s]", yscale="log")
-        axis.set_yticks((20, 50, 100, 200, 400), ("20", "50", "100", "200", "400"))
+        axis.set(ylim=(8, 500), yticks=(20, 50, 100, 200, 400))
+        axis.set_yticklabels(("20", "50", "100", "200", "400"))
         axis.legend(title="inventory", loc="lower right")
-    missed = misses(rows).reset_index()
-    for each in product(TAUS, PRICES):
-        one = missed[(missed["tau"] == each[0]) & (missed["price"] == each[1])]
-        label = f"{each[0]:g}, {each[1]:g}"
-        axes[2].plot(one["width_tokens"], one["conv"], ".-", label=label)
-    axes[2].set(title="conversation: miss", ylabel="rms of ln(R_total / published)")
-    axes[2].legend(title="tau, M")
+    missed = misses(rows).xs(tau, level="tau")
+    for trace in PUBLISHED:
+        axes[2].plot(missed.index, missed[trace], ".-", label=trace)
+    axes[2].set(title="miss", ylabel="rms error of R_total and D_total")
+    axes[2].set_ylim(0, 1.3 * missed.to_numpy().max())
+    axes[2].legend(ncols=2, loc="upper center")
     for axis in axes:
         axis.axvline(width, color="#444444", linestyle=":", linewidth=1)
         axis.set(xlabel="W [tokens]", xscale="log")

@@ -41,6 +41,9 @@ class ResultFolder:
         Every random seed used: printed under each figure.
     rests_on
         What the figures rest on where that is no trace, such as ``"synthetic workload"``.
+    tolerance
+        Share of its largest number by which a table may differ on another processor, where a
+        search rests on what no setting pins; the manifest says it, `hetero verify` reads it.
 
     Examples
     --------
@@ -56,6 +59,7 @@ class ResultFolder:
     source: str
     seeds: Sequence[int] = ()
     rests_on: str = ""
+    tolerance: float = 0.0
     _figures: list[dict[str, object]] = field(default_factory=list)
     _tables: list[dict[str, object]] = field(default_factory=list)
     _claims: list[dict[str, object]] = field(default_factory=list)
@@ -176,7 +180,7 @@ class ResultFolder:
     def _write(self) -> None:
         if self.folder is None:
             return
-        manifest = {
+        manifest: dict[str, object] = {
             "notebook": self.notebook,
             "source": self.source,
             "profile": self.profile,
@@ -185,6 +189,8 @@ class ResultFolder:
             "tables": self._tables,
             "claims": self._claims,
         }
+        if self.tolerance:
+            manifest["tolerance"] = self.tolerance
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         (self.folder / MANIFEST).write_text(text, encoding="utf-8")
 

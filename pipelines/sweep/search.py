@@ -71,7 +71,7 @@ def _client(search: spec.Search, aim: str) -> Any:
     except ModuleNotFoundError as error:
         raise ParameterError(
             "A search needs Ax, which is not installed.",
-            resolve="install it with `pip install 'hetero[ax]'`, or use a grid.",
+            resolve="install it with `pip install 'hetero[bayes]'`, or use a grid.",
         ) from error
     # Threads that wait for each other spin, which a busy machine pays for many times over.
     torch.set_num_threads(1)

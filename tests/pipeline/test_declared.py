@@ -102,8 +102,8 @@ def test_the_default_pipeline_imports_nothing_beyond_make_setup() -> None:
     here = declared(*setup.EXTRAS)
     for stage in schema.SECTIONS:
         ran = dependencies.modules(stage)
-        # What asks a running server, and Ax, imported where they are asked for; no stage does.
-        outside = {module for file, module in imports() if file in ran} - {"openai", "ax"}
+        # What asks a running server, imported where it is asked for; no stage does.
+        outside = {module for file, module in imports() if file in ran} - {"openai"}
         missing = {one for one in outside if not distributions(one) & here}
         assert not missing, f"{stage} needs {', '.join(sorted(missing))}"
 

@@ -47,6 +47,22 @@ def test_numbers_and_text_are_told_apart(tmp_path):
     assert (compared.changed, compared.worst) == (1, "gone.csv")
 
 
+def test_a_manifest_allows_its_tables_a_tolerance(tmp_path):
+    for name, value, drawn in (("one", 95, "a"), ("two", 80, "b")):
+        folder = tmp_path / name / "07_a"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text('{"tolerance": 0.2}')
+        (folder / "found.csv").write_text(f"R,D\n{value},100\n0,{100 - value}\n")
+        (folder / "found.svg").write_text(drawn)
+    (stage,) = verify.compare(tmp_path / "one", tmp_path / "two")
+    assert (stage.identical, stage.close, stage.changed) == (1, 2, 0)
+    assert stage.largest == pytest.approx(0.15)
+    assert verify.Verified("0000000", "twin", (stage,)).reproduced
+    (tmp_path / "two" / "07_a" / "found.csv").write_text("R,D\n74,100\n0,26\n")
+    (stage,) = verify.compare(tmp_path / "one", tmp_path / "two")
+    assert (stage.changed, stage.worst) == (1, "found.csv")
+
+
 def test_numbers_that_are_close_are_not_reproduced(tmp_path):
     for name, digits in (("one", "0.1234567891"), ("two", "0.1234567892")):
         (tmp_path / name / "01_a").mkdir(parents=True)

@@ -11,10 +11,10 @@ from hetero.planners.rignall.divider import Divider
 from hetero.planners.rignall.inner import Deviations
 from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.parallelism import READINGS
-from hetero.planners.rignall.search import Objective, Search
+from hetero.planners.rignall.search import Objective, Search, Trials
 from pipelines import schema
 from pipelines.studies import island_outer_loop as study
-from pipelines.studies.island_outer_loop import INVENTORIES, Fleets, Trials, ends
+from pipelines.studies.island_outer_loop import INVENTORIES, Fleets, ends
 
 SPACE = Divider({"H200-SXM": 16, "H20": 16}, minimum=8)
 
@@ -28,7 +28,7 @@ def models() -> dict[tuple[str, str], IslandModel]:
     }
 
 
-PRINTED = Deviations(tau=0.5, weight=1.0)
+PRINTED = Deviations(tau=0.5, weight=1000.0)
 
 
 def test_trials_are_one_search_per_seed_and_resumed_from_their_files(models, tmp_path):
@@ -36,6 +36,11 @@ def test_trials_are_one_search_per_seed_and_resumed_from_their_files(models, tmp
     trials = Trials((0, 3), tmp_path)
     searches = trials(SPACE, objective, "random", 2, 2)
     assert [each.seed for each in searches] == [0, 3]
+    in_processes = Trials((0, 3), jobs=2)(SPACE, replace(objective), "random", 2, 2)
+    assert ends(in_processes).tolist() == ends(searches).tolist()
+    solved = objective.solved
+    trials(SPACE, objective, "random", 2, 2)
+    assert objective.solved == solved
     assert len(list(tmp_path.iterdir())) == 2
     again = trials(SPACE, objective, "random", 2, 2)
     assert ends(again).tolist() == ends(searches).tolist()
@@ -81,34 +86,37 @@ def trials_that_end(values):
     ]
 
 
-def test_the_triple_is_chosen_by_the_conversation_rows_alone():
+def test_w_and_tau_are_chosen_by_both_numbers_of_the_conversation_rows():
+    # Half the published R_total is 0.693 off, a deviation too large by R_total is 1 off.
     rows = [
-        (trace, letter, width, tau, 1.0, factor * value, 0.0)
-        for trace, width, tau, factor in (
-            ("conv", 200, 0.1, 1.1), ("conv", 400, 0.1, 0.5), ("conv", 200, 0.5, 1.3),
-            ("code", 200, 0.1, 9.0), ("code", 400, 0.1, 1.0), ("code", 200, 0.5, 1.0),
+        (trace, letter, width, tau, factor * total, apart + more * total)
+        for trace, width, tau, factor, more in (
+            ("conv", 200, 0.1, 1, 1), ("conv", 400, 0.1, 0.5, 0), ("conv", 200, 0.5, 0.5, 0),
+            ("code", 200, 0.1, 1, 0), ("code", 400, 0.1, 9, 0), ("code", 200, 0.5, 9, 0),
         )
-        for letter, value in zip(INVENTORIES, study.PUBLISHED[trace], strict=True)
+        for letter, total, apart in zip(
+            INVENTORIES, study.PUBLISHED[trace], study.PUBLISHED_D[trace], strict=True
+        )
     ]  # fmt: skip
-    columns = ["trace", "inventory", *study.TRIPLE, "r_total_rps", "d_total_rps"]
+    columns = ["trace", "inventory", *study.PAIR, "r_total_rps", "d_total_rps"]
     scanned = pd.DataFrame(rows, columns=columns)
-    assert study.chosen(scanned) == (200, 0.1, 1.0)
     missed = study.misses(scanned)
-    assert missed["conv"].tolist() == pytest.approx(np.abs(np.log([1.1, 1.3, 0.5])))
+    assert missed["conv"].tolist() == pytest.approx([1.0, np.log(2), np.log(2)])
+    assert study.chosen(scanned) == (200, 0.5)
     assert len(study.scanned(scanned).axes) == 3
 
 
-def test_the_notebook_takes_the_triple_that_the_scan_chose():
+def test_the_notebook_takes_what_the_scan_chose():
     section = schema.load().of("island_outer_loop")
-    assert study.chosen(study.committed()) == tuple(section[name] for name in study.TRIPLE)
+    assert study.chosen(study.committed()) == tuple(section[name] for name in study.PAIR)
+    assert section["price"] == study.PRICE
 
 
 def test_a_row_of_the_scan_comes_out_as_it_is_kept(monkeypatch):
     monkeypatch.setattr(study, "WIDTHS", (2000,))
     monkeypatch.setattr(study, "TAUS", (1.0,))
-    monkeypatch.setattr(study, "PRICES", (1.0,))
     made, kept = study.scan(), study.committed()
-    chosen = kept[(kept["width_tokens"] == 2000) & (kept["tau"] == 1) & (kept["price"] == 1)]
+    chosen = kept[(kept["width_tokens"] == 2000) & (kept["tau"] == 1)]
     assert made["r_total_rps"].tolist() == pytest.approx(chosen["r_total_rps"].tolist(), rel=2e-2)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from hetero.planners.rignall.rates import IslandClass, RateTable
 from hetero.planners.rignall.search import Objective, Search, Space, search
 from hetero.workload.lengths import LengthRanges
 
-BAYES = all(importlib.util.find_spec(name) for name in ("botorch", "ax", "numpyro"))
+BAYES = all(importlib.util.find_spec(name) for name in ("ax", "numpyro"))
 needs_bayes = pytest.mark.skipif(not BAYES, reason="the extra 'bayes' is not installed")
 INVENTORY = {"gpu0": 16, "gpu1": 12}
 
@@ -129,23 +130,15 @@ def test_baselines_fill_batches_and_repeat(rates: RateTable, method: str, space:
 
 @needs_bayes
 @pytest.mark.parametrize("space", [Divider(INVENTORY), Direct(INVENTORY, slots=3)])
-def test_bayesian_batches_are_full_new_and_feasible(rates: RateTable, space: Space) -> None:
-    found = run(rates, "bo", space=space, batch=16, iterations=3)
-    assert len(found.values_rps) == 48
-    layouts = [tuple(sorted(space.layout(point).items())) for point in found.points]
-    assert not set(layouts[16:]) & set(layouts[:16])
-    assert len(set(layouts[16:])) == 32
+def test_ax_fills_every_batch_within_the_inventory(rates: RateTable, space: Space) -> None:
+    found = run(rates, "bo", space=space)
+    assert found.points.shape == (12, len(space.names))
+    assert np.all((space.lower <= found.points) & (found.points <= space.upper))
+    whole = found.points[:, space.integer]
+    assert np.array_equal(whole, np.round(whole))
     for columns, total in space.totals:
         assert np.all(found.points[:, columns].sum(axis=1) <= total)
-
-
-@needs_bayes
-def test_bayesian_search_beats_random_on_the_same_budget(rates: RateTable) -> None:
-    ends = {
-        method: [run(rates, method, batch=8, iterations=4, seed=s).trace_rps[-1] for s in range(2)]
-        for method in ("bo", "random")
-    }
-    assert np.mean(ends["bo"]) > np.mean(ends["random"])
+    assert found.releases == (f"Ax {version('ax-platform')}",) * 2
 
 
 class Killed(Exception):
@@ -173,10 +166,34 @@ def test_a_killed_search_resumes_to_the_same_trials(
     assert np.array_equal(resumed.points, whole.points)
     assert np.array_equal(resumed.values_rps, whole.values_rps)
     assert str(resumed.trials()) == str(whole.trials())
+    assert f"The first {after} batches are those of a search cut off before." in str(resumed)
+    assert "cut off" not in str(whole)
     # A finished search is read, a longer one goes on, a shorter one is cut.
     again = run(rates, method, state=file)
     assert np.array_equal(again.points, whole.points)
     assert len(run(rates, method, state=file, iterations=2).values_rps) == 8
+
+
+@needs_bayes
+def test_another_release_of_ax_goes_on_and_is_told(
+    rates: RateTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hetero.planners.rignall import search_ax
+
+    space, file = Divider({"gpu0": 16}), tmp_path / "search.json"
+    begun = run(rates, "bo", state=file, space=space, batch=2, iterations=2)
+    monkeypatch.setattr(search_ax, "RELEASE", "Ax 99")
+    found = run(rates, "bo", state=file, space=space, batch=2)
+    assert np.array_equal(found.points[:4], begun.points)
+    assert f"proposed by Ax {version('ax-platform')}, then by Ax 99." in str(found)
+
+
+def test_what_a_file_holds_is_not_solved_again(rates: RateTable, tmp_path: Path) -> None:
+    file = tmp_path / "search.json"
+    run(rates, "sobol", state=file, iterations=2)
+    objective = Objective(rates)
+    search(Divider(INVENTORY), objective, "sobol", batch=4, iterations=3, seed=1, state=file)
+    assert objective.solved <= 4
 
 
 def test_a_search_does_not_take_the_file_of_another(rates: RateTable, tmp_path: Path) -> None:
@@ -192,23 +209,9 @@ def test_a_search_does_not_take_the_file_of_another(rates: RateTable, tmp_path: 
 
 
 @needs_bayes
-def test_ax_fills_the_batch_after_its_initialisation(rates: RateTable) -> None:
-    found = run(rates, "ax", batch=3, iterations=2, space=Divider({"gpu0": 16}))
-    assert found.points.shape == (6, 2)
-
-
-@needs_bayes
 @pytest.mark.slow
-def test_the_sparse_model_proposes_a_full_batch(
-    rates: RateTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hetero.planners.rignall import search_bayes
-
-    monkeypatch.setattr(search_bayes, "WARMUP", 4)
-    monkeypatch.setattr(search_bayes, "SAMPLES", 4)
-    monkeypatch.setattr(search_bayes, "THINNING", 2)
-    space = Direct(INVENTORY, slots=2)
-    found = run(rates, "saasbo", space=space, iterations=2)
+def test_the_sparse_model_proposes_a_full_batch(rates: RateTable) -> None:
+    found = run(rates, "saasbo", space=Direct(INVENTORY, slots=2), iterations=2)
     assert found.points.shape == (8, 4)
     assert np.all(found.points[:, :2].sum(axis=1) <= INVENTORY["gpu0"])
 
@@ -230,18 +233,3 @@ def test_errors_name_the_cause(rates: RateTable) -> None:
 
     with pytest.raises(ParameterError, match="lazy proposed 1 layouts instead of 4"):
         run(rates, lazy)
-
-
-@needs_bayes
-def test_distances_of_the_sparse_model_do_not_rest_on_the_processors_estimate_of_roots():
-    import torch
-
-    from hetero.planners.rignall import search_bayes
-
-    kernel = search_bayes._Matern(nu=2.5)
-    points = torch.from_numpy(np.random.default_rng(0).random((200, 4)))
-    squared = kernel.covar_dist(points, points, square_dist=True).numpy()
-    found = kernel.covar_dist(points, points).numpy()
-    assert np.array_equal(found, np.sqrt(np.maximum(squared, 1e-30)))
-    again = search_bayes.MaternKernel(nu=2.5).covar_dist(points, points).numpy()
-    np.testing.assert_allclose(found, again, rtol=1e-14)

@@ -54,8 +54,8 @@ def _unfit(question: Question) -> str | None:
 
 
 def _unfit_bayes(question: Question) -> str | None:
-    if (reason := _unfit(question)) is None and find_spec("botorch") is None:
-        return "Bayesian search needs the package botorch, which is not installed."
+    if (reason := _unfit(question)) is None and find_spec("ax") is None:
+        return "Bayesian search needs the package ax-platform, which is not installed."
     return reason
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
+import joblib
 import numpy as np
 
 from hetero.arrays import Flags, Floats
@@ -22,7 +24,7 @@ from hetero.planners.rignall.rates import IslandClass, RateTable
 from hetero.programs import SolverLimits
 from hetero.streams import stream
 
-Method: TypeAlias = Literal["bo", "saasbo", "ax", "sobol", "random", "mutation"]
+Method: TypeAlias = Literal["bo", "saasbo", "sobol", "random", "mutation"]
 
 _GAP = 5e-4  # of the inner program, a fraction of what good layouts differ by
 
@@ -93,8 +95,7 @@ class Objective:
 
     def __call__(self, layout: Layout) -> float:
         """Throughput R_total [requests/s]; 0 where the layout cannot serve the workload."""
-        key = tuple(sorted(layout.items()))
-        if key not in self._known:
+        if (key := _key(layout)) not in self._known:
             try:
                 found = self.assignment(layout)
                 flow = self.form.startswith("flow")
@@ -103,6 +104,19 @@ class Objective:
                 self._known[key] = 0.0
             self.solved += 1
         return self._known[key]
+
+    @property
+    def digest(self) -> str:
+        """What tells objectives apart: other lengths give the same space other values."""
+        text = f"{self.form} {self.deviations} {self.rates.classes}".encode()
+        for array in (self.rates.share, self.rates.prefill_rps, self.rates.decode_rps):
+            text += array.tobytes()
+        return hashlib.sha256(text).hexdigest()[:12]
+
+    def remember(self, space: Space, points: Floats, values_rps: Floats) -> None:
+        """Take over what another search, or this one before it was cut off, has solved."""
+        found = zip((_key(space.layout(point)) for point in points), values_rps, strict=True)
+        self._known |= {key: float(value) for key, value in found}
 
     def assignment(self, layout: Layout) -> Assignment:
         """What the inner loop makes of a layout.
@@ -134,6 +148,10 @@ class Search(Shown):
         Shape (trials,); throughput of each, 0 where it cannot serve the workload.
     best
         What the best layout serves; None if no layout can serve the workload.
+    releases
+        Of what proposed each batch but the first, if that is Ax; a file may hold several.
+    resumed
+        Batches that were read from the file of a search that was cut off.
     """
 
     space: Space
@@ -143,6 +161,18 @@ class Search(Shown):
     points: Floats
     values_rps: Floats
     best: Assignment | None
+    releases: tuple[str, ...] = ()
+    resumed: int = 0
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """A sentence each if the search was cut off, and if releases of Ax took turns in it."""
+        found = []
+        if self.resumed:
+            found.append(f"The first {self.resumed} batches are those of a search cut off before.")
+        if len(several := dict.fromkeys(self.releases)) > 1:
+            found.append(f"Batches were proposed by {', then by '.join(several)}.")
+        return tuple(found)
 
     @property
     def trace_rps(self) -> Floats:
@@ -175,7 +205,7 @@ class Search(Shown):
             Column("cannot serve", of=lambda k: int((values[k] <= 0).sum())),
         )
         title = f"Search by {self.method}, seed {self.seed}"
-        return Table.of(title, columns, range(len(best)), self.space.kind)
+        return Table.of(title, columns, range(len(best)), self.space.kind, *self.told)
 
 
 def search(
@@ -197,9 +227,9 @@ def search(
     Parameters
     ----------
     method
-        ``bo``: Gaussian process (BoTorch's SingleTaskGP); ``saasbo``: the fully Bayesian model
-        with sparse axis-aligned subspaces (BoTorch's SaasFullyBayesianSingleTaskGP); ``ax``: Ax
-        as it comes; ``sobol``, ``random`` and ``mutation``: baselines. Or a function.
+        ``bo``: Ax on a Gaussian process (BoTorch's SingleTaskGP); ``saasbo``: Ax on the fully
+        Bayesian model with sparse axis-aligned subspaces (SaasFullyBayesianSingleTaskGP);
+        ``sobol``, ``random`` and ``mutation``: baselines. Or a function.
     state
         File to save trials to after each batch. If it exists, the search goes on from there and
         ends with the trials of an uninterrupted one: a batch depends on the trials before it,
@@ -223,10 +253,12 @@ def search(
         f"{iterations} batches of {batch} layouts are no search.",
         resolve="give 1 or more.",
     )
-    name, propose = _proposer(method)
+    name, release, propose = _proposer(method)
     identity = {"space": space.kind, "method": name, "batch": batch, "seed": seed}
     file = None if state is None else Path(state)
-    points, values = _load(file, identity, len(space.names))
+    points, values, releases = _load(file, identity, len(space.names))
+    objective.remember(space, points, values)
+    resumed = len(values) // batch if len(values) < batch * iterations else 0
     for k in range(len(values) // batch, iterations):
         random = stream(seed, f"batch {k}")
         if k == 0:
@@ -240,20 +272,63 @@ def search(
         )
         points = np.concatenate([points, new])
         values = np.concatenate([values, [objective(space.layout(point)) for point in new]])
+        releases = (*releases, release) if k and release else releases
         if file is not None:
-            _save(file, identity, points, values)
+            _save(file, identity, points, values, releases)
         if progress is not None:
             progress(batch)
     total = batch * iterations
     points, values = points[:total], values[:total]
     winner = int(np.argmax(values))
     best = objective.assignment(space.layout(points[winner])) if values[winner] > 0 else None
-    return Search(space, name, batch, seed, points, values, best)
+    told = releases[: iterations - 1]
+    return Search(space, name, batch, seed, points, values, best, told, resumed)
 
 
-def _proposer(method: Method | Proposer) -> tuple[str, Proposer]:
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Searches of a space, one per seed, in processes.
+
+    What one solves, all later searches for the same objective know.
+
+    Attributes
+    ----------
+    folder
+        Folder of a file per search, which is saved to it after each batch and resumed from it.
+    jobs
+        Processes, by default as joblib's context says.
+    """
+
+    seeds: Sequence[int]
+    folder: Path | None = None
+    jobs: int | None = None
+
+    def __call__(
+        self, space: Space, objective: Objective, method: Method, batch: int, iterations: int
+    ) -> list[Search]:
+        """One search per seed with ``iterations`` batches, the first one random."""
+        calls = []
+        for seed in self.seeds:
+            text = f"{space.kind} {method} {batch} {seed} {objective.digest}"
+            name = "".join(c if c.isalnum() else "-" for c in text)
+            file = None if self.folder is None else self.folder / f"{name}.json"
+            budget: dict[str, Any] = {"batch": batch, "iterations": iterations}
+            call = joblib.delayed(search)
+            calls.append(call(space, objective, method, **budget, seed=seed, state=file))
+        found = list(joblib.Parallel(n_jobs=self.jobs if len(calls) > 1 else 1)(calls))
+        for each in found:
+            objective.remember(space, each.points, each.values_rps)
+        return found
+
+
+def _key(layout: Layout) -> tuple[tuple[IslandClass, int], ...]:
+    return tuple(sorted(layout.items()))
+
+
+def _proposer(method: Method | Proposer) -> tuple[str, str, Proposer]:
+    """Name, release and function of what proposes layouts."""
     if callable(method):
-        return getattr(method, "__name__", "own method"), method
+        return getattr(method, "__name__", "own method"), "", method
     require(
         method in get_args(Method),
         f"There is no search method called '{method}'.",
@@ -262,31 +337,28 @@ def _proposer(method: Method | Proposer) -> tuple[str, Proposer]:
     if method in ("sobol", "random", "mutation"):
         from hetero.planners.rignall import baselines
 
-        return method, baselines.PROPOSERS[method]
+        return method, "", baselines.PROPOSERS[method]
     try:
-        if method == "ax":
-            from hetero.planners.rignall import search_ax
-
-            return method, search_ax.propose
-        from hetero.planners.rignall import search_bayes
-
-        return method, search_bayes.PROPOSERS[method]
+        from hetero.planners.rignall import search_ax
     except ModuleNotFoundError as error:
-        extra = "ax" if method == "ax" else "bayes"
         raise ParameterError(
             f"Method '{method}' needs {error.name or 'a package'}, which is not installed.",
-            resolve=f"install the extra: pip install 'hetero[{extra}]', or use mutation.",
+            resolve="install the extra: pip install 'hetero[bayes]', or use mutation.",
         ) from error
+    return method, search_ax.RELEASE, search_ax.PROPOSERS[method]
 
 
-def _load(file: Path | None, identity: dict[str, Any], dimensions: int) -> tuple[Floats, Floats]:
+def _load(
+    file: Path | None, identity: dict[str, Any], dimensions: int
+) -> tuple[Floats, Floats, tuple[str, ...]]:
     if file is None or not file.exists():
-        return np.zeros((0, dimensions)), np.zeros(0)
+        return np.zeros((0, dimensions)), np.zeros(0), ()
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
         found = {key: kept[key] for key in identity}
         points = np.array(kept["points"], np.float64)
         values = np.array(kept["values_rps"], np.float64)
+        releases = tuple(map(str, kept["releases"]))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"The file holds no search: {error}.",
@@ -302,12 +374,19 @@ def _load(file: Path | None, identity: dict[str, Any], dimensions: int) -> tuple
             )
     points = points.reshape(-1, dimensions)
     whole = len(values) // int(identity["batch"]) * int(identity["batch"])
-    return points[:whole], values[:whole]
+    return points[:whole], values[:whole], releases
 
 
-def _save(file: Path, identity: dict[str, Any], points: Floats, values: Floats) -> None:
+def _save(
+    file: Path,
+    identity: dict[str, Any],
+    points: Floats,
+    values: Floats,
+    releases: tuple[str, ...],
+) -> None:
     # Full digits, so that a resumed search sees the numbers that an uninterrupted one does.
-    text = json.dumps(identity | {"points": points.tolist(), "values_rps": values.tolist()})
+    trials = {"points": points.tolist(), "values_rps": values.tolist(), "releases": releases}
+    text = json.dumps(identity | trials)
     with writing(file, force=True) as part:
         part.write_text(text + "\n", encoding="utf-8")
 
@@ -331,10 +410,10 @@ def alone(seed: int) -> Iterator[None]:
 
 def fresh(space: Space, tried: Sequence[Layout], points: Floats) -> list[int]:
     """Rows of points whose layouts differ from those tried and from each other."""
-    known = {tuple(sorted(layout.items())) for layout in tried}
+    known = {_key(layout) for layout in tried}
     rows: list[int] = []
     for k, point in enumerate(points):
-        key = tuple(sorted(space.layout(point).items()))
+        key = _key(space.layout(point))
         if key not in known:
             known.add(key)
             rows.append(k)

@@ -1,104 +1,155 @@
-"""Bayesian optimisation of layouts with Ax as it comes, each batch asked for until it is full.
+"""Bayesian optimisation of layouts by Ax, on one of two models of BoTorch.
 
-Ax gives a single trial in the first batch after its initialisation, because it takes the limit of
-the exhausted step; asking again for what is missing fills the batch.
+A client is made anew for every batch and told all trials so far, so that a batch depends on them,
+its seed and the release of Ax alone, and a search that was cut off goes on as if it had not been.
+As the first batch is drawn at random and told like the rest, Ax never leaves its initialisation
+for the model, a step at which it gives a single trial whatever the batch.
+
+Sizes of islands in slots are real numbers to Ax, with their sums as its parameter constraints: of
+whole ones it rounds up too, and then gives up, as no candidate meets the sums. Here the GPUs that
+a proposal takes of a type are dealt out by the largest remainder.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from ax.adapter.registry import Generators
 from ax.api.client import Client
 from ax.api.configs import RangeParameterConfig
+from ax.generation_strategy.generation_node import GenerationNode
+from ax.generation_strategy.generation_strategy import GenerationStrategy
+from ax.generation_strategy.generator_spec import GeneratorSpec
+from ax.generators.torch.botorch_modular.surrogate import ModelConfig, SurrogateSpec
+from ax.utils.common.logger import set_stderr_log_level
+from botorch.exceptions.errors import CandidateGenerationError
+from botorch.models import SingleTaskGP
+from botorch.models.fully_bayesian import SaasFullyBayesianSingleTaskGP
 
-from hetero.arrays import Floats
-from hetero.errors import ParameterError
-from hetero.planners.rignall.search import Space, alone
+from hetero.arrays import Flags, Floats
+from hetero.errors import SolverError
+from hetero.planners.rignall.search import Proposer, Space, alone
+
+RELEASE = f"Ax {version('ax-platform')}"
 
 _ASKS = 8  # times a batch is asked for before it is given up
+# Under constraints each start costs a quadratic program per step, and starts are drawn by a walk
+# whose every step counts: fewer of both than Ax's 20, 1,024, 10,000 and 32.
+_CONSTRAINED = {
+    "num_restarts": 4,
+    "raw_samples": 128,
+    "options": {
+        "max_optimization_problem_aggregation_size": 1,
+        "maxiter": 50,
+        "n_burnin": 500,
+        "n_thinning": 8,
+    },
+}
 
 
-def client(space: Space, objective: str, seed: int, *, warm: int = 1) -> Any:
+def _strategy(model: type[Any], constrained: bool) -> Any:
+    """One step that models from the first trial on, with BoTorch's own fit of the model."""
+    sampled = model is SaasFullyBayesianSingleTaskGP
+    surrogate = ModelConfig(
+        botorch_model_class=model, mll_options={"disable_progbar": True} if sampled else {}
+    )
+    spec = GeneratorSpec(
+        generator_enum=Generators.BOTORCH_MODULAR,
+        generator_kwargs={"surrogate_spec": SurrogateSpec(model_configs=[surrogate])},
+        generator_gen_kwargs=(
+            {"model_gen_options": {"optimizer_kwargs": _CONSTRAINED}} if constrained else {}
+        ),
+    )
+    node = GenerationNode(name="BoTorch", generator_specs=[spec], should_deduplicate=True)
+    return GenerationStrategy(name=model.__name__, nodes=[node])
+
+
+def _whole(space: Space) -> Flags:
+    """Which parameters are whole numbers to Ax."""
+    return space.integer & (not space.totals)
+
+
+def client(space: Space, model: type[Any], seed: int) -> Any:
     """An Ax client for a search space; parameters are called x0, x1 and so on."""
     found = Client(random_seed=seed)
+    bounds = zip(space.lower, space.upper, _whole(space), strict=True)
     found.configure_experiment(
         parameters=[
             RangeParameterConfig(
-                name=f"x{k}",
-                bounds=(float(low), float(high)),
-                parameter_type="int" if whole else "float",
+                name=f"x{k}", bounds=(low, high), parameter_type="int" if integer else "float"
             )
-            for k, (low, high, whole) in enumerate(
-                zip(space.lower, space.upper, space.integer, strict=True)
-            )
+            for k, (low, high, integer) in enumerate(bounds)
         ],
         parameter_constraints=[
             " + ".join(f"x{k}" for k in columns) + f" <= {total}" for columns, total in space.totals
         ],
     )
-    found.configure_optimization(objective)
-    found.configure_generation_strategy(
-        method="fast",
-        initialization_budget=warm,
-        initialization_random_seed=seed,
-        initialize_with_center=False,
-    )
+    found.configure_optimization("throughput")
+    found.set_generation_strategy(_strategy(model, bool(space.totals)))
     return found
 
 
-def parameters(space: Space, point: Floats) -> dict[str, int | float]:
-    """A point as Ax writes it."""
-    return {
-        f"x{k}": round(float(value)) if whole else float(value)
-        for k, (value, whole) in enumerate(zip(point, space.integer, strict=True))
-    }
+def dealt(space: Space, point: Floats) -> Floats:
+    """Whole numbers by the largest remainder, within each sum that bounds them.
 
-
-def full_batch(found: Any, space: Space, count: int) -> tuple[list[int], Floats]:
-    """Numbers and points of a whole batch of new trials."""
-    trials: dict[int, Any] = {}
-    for _ in range(_ASKS):
-        trials |= found.get_next_trials(max_trials=count - len(trials))
-        if len(trials) == count:
-            order = sorted(trials)
-            width = range(len(space.names))
-            points = [[float(trials[k][f"x{d}"]) for d in width] for k in order]
-            return order, np.array(points)
-    raise ParameterError(
-        f"Ax gave {len(trials)} of {count} layouts in {_ASKS} requests.",
-        resolve="use a smaller batch, or method 'bo'.",
-    )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No log of every trial."""
-    loggers = [logging.getLogger(n) for n in logging.root.manager.loggerDict if n[:3] == "ax."]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    Examples
+    --------
+    >>> from hetero.planners.rignall.direct import Direct
+    >>> dealt(Direct({"H20": 8}, slots=3), np.array([3.6, 1.8, 2.6])).tolist()
+    [4.0, 2.0, 2.0]
+    """
+    found = point.copy()
+    for columns, total in space.totals:
+        part = np.maximum(point[list(columns)], 0.0)
+        down = np.floor(part + 1e-6)
+        left = int(min(total, part.sum() + 1e-6) - down.sum())
+        down[np.argsort(down - part, kind="stable")[: max(left, 0)]] += 1.0
+        found[list(columns)] = down
+    return found
 
 
 def propose(
-    space: Space, points: Floats, values: Floats, count: int, random: np.random.Generator
+    model: type[Any],
+    space: Space,
+    points: Floats,
+    values: Floats,
+    count: int,
+    random: np.random.Generator,
 ) -> Floats:
     """A batch from a client that knows all trials so far.
 
     Source: Rignall, section 4.9: Bayesian optimisation with Ax and BoTorch.
+    Source: Rignall, section 4.9.1: sparse surrogate model (SAASBO).
+    Source: Rignall, section 4.9.2: Gaussian process as surrogate model (SingleTaskGP).
     """
-    seed = int(random.integers(2**31))
-    with alone(seed), _quiet():
-        found = client(space, "throughput", seed)
-        for point, value in zip(points, values, strict=True):
-            trial = found.attach_trial(parameters(space, point))
-            found.complete_trial(trial, {"throughput": float(value)})
-        return full_batch(found, space, count)[1]
+    set_stderr_log_level(logging.ERROR)  # it tells every trial
+    names, whole = [f"x{k}" for k in range(len(space.names))], _whole(space)
+    for _ in range(_ASKS):
+        seed = int(random.integers(2**31))
+        with alone(seed):
+            asked = client(space, model, seed)
+            for point, value in zip(points, values, strict=True):
+                told = (int(x) if w else float(x) for x, w in zip(point, whole, strict=True))
+                trial = asked.attach_trial(dict(zip(names, told, strict=True)))
+                asked.complete_trial(trial, {"throughput": float(value)})
+            try:
+                trials = asked.get_next_trials(max_trials=count)
+            except CandidateGenerationError:  # no start ended within the constraints
+                continue
+        if len(trials) == count:
+            found = [[float(trials[k][name]) for name in names] for k in sorted(trials)]
+            return np.array([dealt(space, point) for point in np.array(found)])
+    raise SolverError(
+        f"Ax gave no batch of {count} layouts in {_ASKS} requests.",
+        resolve="use a smaller batch, or method 'mutation'.",
+    )
+
+
+PROPOSERS: dict[str, Proposer] = {
+    "bo": partial(propose, SingleTaskGP),
+    "saasbo": partial(propose, SaasFullyBayesianSingleTaskGP),
+}
