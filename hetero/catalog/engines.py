@@ -400,8 +400,7 @@ class ServingEngine(Shown):
         if self.lacks(gpu, precision):
             return False
         found = self.platform(gpu.name, gpu.vendor)
-        read = found.weight_only if found else ()
-        return precision in (*gpu.precisions, *read)
+        return precision in (*gpu.precisions, *(found.weight_only if found else ()))
 
     def divides(self, llm: Llm, gpus: int) -> bool:
         """Whether so many GPUs can share every layer of a model.

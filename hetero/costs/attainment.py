@@ -106,8 +106,7 @@ class Decode:
         most = min(float(pipeline.max_batch), pipeline.kv_tokens / context)
         batch = np.unique(np.append(np.geomspace(1.0, max(most, 1.0), 16), max(most, 1.0)))
         token = pipeline.decode_step_s(batch, batch * context)
-        stay = max(demand.mean_output - 1.0, 1e-9)
-        rate = np.maximum.accumulate(batch / (stay * token))
+        rate = np.maximum.accumulate(batch / (max(demand.mean_output - 1.0, 1e-9) * token))
         # The mean batch whose standard deviation above still fits: b + sqrt(v b) = most.
         spread = demand.context_spread
         mean = (np.sqrt(most + spread / 4.0) - np.sqrt(spread) / 2.0) ** 2
@@ -202,8 +201,7 @@ class Pairs:
         if self.slo.tpot_s is not None:
             before = transfer[..., None] + wait[None, :, None, :]
             each = token[None, :, None, :] + before / np.maximum(later, 1.0)[:, None]
-            late = (each > self.slo.tpot_s) & (later > 0)[:, None]
-            left = np.where(late, -np.inf, left)
+            left = np.where((each > self.slo.tpot_s) & (later > 0)[:, None], -np.inf, left)
         left = np.where(np.isinf(latency), -np.inf, left)
         met = self._in_time(left, prefill_rps).mean(axis=3)
         met = np.where(self._room[None], met, 0.0)

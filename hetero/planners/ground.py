@@ -167,9 +167,7 @@ def unfit_precision(question: Question) -> str | None:
     if wanted == "fp16":
         return None
     lacking = ", ".join(name for name, gpu in gpus.items() if not engine.serves(gpu, wanted))
-    if lacking:
-        return f"{lacking} of {question.cluster.name} do not compute in {wanted}."
-    return None
+    return f"{lacking} of {question.cluster.name} do not compute in {wanted}." if lacking else None
 
 
 def unfit_layers(question: Question) -> str | None:

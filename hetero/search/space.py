@@ -293,8 +293,7 @@ def best_first(
         negative, state = heapq.heappop(heap)
         yield -negative, state
         # Each state has one parent: with its last number that is not 0 one lower.
-        last = max((j for j, i in enumerate(state) if i), default=0)
-        for j in range(last, len(kinds)):
+        for j in range(max((j for j, i in enumerate(state) if i), default=0), len(kinds)):
             i, follows = state[j] + 1, j > 0 and kinds[j - 1] == kinds[j]
             if i < len(worth[kinds[j]]) and not (follows and i > state[j - 1]):
                 heapq.heappush(heap, entry((*state[:j], i, *state[j + 1 :])))

@@ -324,9 +324,7 @@ def _runs_of(
 
 
 def _is(rows: pd.DataFrame, fold: Fold, name: str) -> pd.Series[bool]:
-    if fold == "llm":
-        return rows["llm"] == name
-    return rows["gpu"].map(chip) == chip(name)
+    return rows["llm"] == name if fold == "llm" else rows["gpu"].map(chip) == chip(name)
 
 
 def _of_pairs(rows: pd.DataFrame, values: pd.Series[float]) -> float:
@@ -386,8 +384,7 @@ def _between_engines() -> StepError:
     replicas: dict[tuple[str, str, int], list[Measurements]] = {}
     for table in measured.aiconfigurator():
         if roofline_fit.takes_part(table):
-            key = (table.gpu, table.llm, table.tensor_parallel)
-            replicas.setdefault(key, []).append(table)
+            replicas.setdefault((table.gpu, table.llm, table.tensor_parallel), []).append(table)
     rows = []
     for tables in replicas.values():
         decode = tables[0].decode

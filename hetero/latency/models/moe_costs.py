@@ -152,8 +152,7 @@ class MoeCosts(Shown):
             nodes: Floats | float = float(min(NODE_LIMIT, m.experts_active))
             if not self.oddities.always_four_nodes:
                 nodes = np.minimum(nodes, np.ceil(tp * dp / node))
-            across = (nodes - 1.0) * (node / tp) * n * m.hidden
-            size = self._move_ms(across, node * d.network_gbs)
+            size = self._move_ms((nodes - 1.0) * (node / tp) * n * m.hidden, node * d.network_gbs)
             if not self.oddities.always_four_nodes:
                 inside = np.minimum(tp * dp, node)
                 sent = (1.0 - 1.0 / inside) * m.experts_active * (n / tp) * m.hidden

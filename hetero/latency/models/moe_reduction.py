@@ -36,8 +36,7 @@ def prefill_group(model: MoeModel, *, tp: int, dp: int) -> Reduction:
 
     def pieces_s(tokens: ArrayLike, pairs: ArrayLike) -> tuple[Floats, Floats]:
         t = model.prefill_step(tokens, pairs, tp=tp, dp=dp)
-        late = np.maximum(0.0, t.dispatch_ms - t.routed_ms)
-        hidden = t.compute_ms + model.llm.moe_layers * late
+        hidden = t.compute_ms + model.llm.moe_layers * np.maximum(0.0, t.dispatch_ms - t.routed_ms)
         shown = t.combine_ms - t.attention_ms - t.shared_ms
         return 1e-3 * hidden, 1e-3 * (hidden + model.llm.moe_layers * shown)
 

@@ -307,8 +307,7 @@ class Roofline(Shown):
         bandwidth = self._bandwidth * e.bandwidth_efficiency * own.bandwidth_share
         computing = 2.0 * share * visits / flops
         reading = share * read * per_value / bandwidth
-        routing = self._share * model.moe_layers * own.layer_s
-        return np.asarray(computing + reading + routing)
+        return np.asarray(computing + reading + self._share * model.moe_layers * own.layer_s)
 
     def terms(
         self,

@@ -111,8 +111,7 @@ def capacity_rps(replica: Replica, bucket: Bucket, slo: Slo | None = None) -> fl
         return 0.0
     batch = np.arange(1, most + 1, dtype=np.float64)
     prefill_s = float(replica.step.prefill_seconds([inputs]))
-    context = inputs + outputs / 2
-    decode_s = replica.step.seconds(batch, batch.astype(np.int64), batch * context)
+    decode_s = replica.step.seconds(batch, batch.astype(np.int64), batch * (inputs + outputs / 2))
     # The first token comes with the prefill.
     steps = outputs - 1.0
     rate = batch / (steps * decode_s + batch * prefill_s)

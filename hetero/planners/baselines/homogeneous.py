@@ -251,8 +251,7 @@ def _splits(costs: CostModel, first: Shape, second: Shape) -> Iterator[tuple[int
     count = costs.machines[0].count
     for prefill in range(1, count // first.gpus + 1):
         decode = (count - prefill * first.gpus) // second.gpus
-        left = count - prefill * first.gpus - decode * second.gpus
-        if decode >= 1 and left < first.gpus:
+        if decode >= 1 and count - prefill * first.gpus - decode * second.gpus < first.gpus:
             yield prefill, decode
 
 

@@ -108,8 +108,7 @@ class MelangePlan(Shown):
                 for _ in range(count):
                     where = self.cluster.machines[free.pop(0)].name
                     for n, degree in enumerate(division):
-                        label = f"{where}/{n}"
-                        placed.append(((k, degree), kind.instances[degree], label))
+                        placed.append(((k, degree), kind.instances[degree], f"{where}/{n}"))
         return placed
 
     def router(self) -> RangeShares:
@@ -223,8 +222,7 @@ def fastest(
     >>> found.status, found.rate_rps > 0.5
     ('optimal', True)
     """
-    program = MelangeProgram(cluster, llm, trace, slo, load=load, settings=settings)
-    return program.largest(usd_per_h)
+    return MelangeProgram(cluster, llm, trace, slo, load=load, settings=settings).largest(usd_per_h)
 
 
 class MelangeProgram:

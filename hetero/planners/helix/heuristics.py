@@ -128,8 +128,7 @@ def _pipelines(problem: Problem) -> LayerRanges:
     ranges: LayerRanges = {}
     for members in kinds.values():
         most = min(problem.nodes[members[0]].max_layers, problem.llm.layers)
-        depth = -(-problem.llm.layers // most) if most else len(members) + 1
-        count = len(members) // depth
+        count = len(members) // (-(-problem.llm.layers // most) if most else len(members) + 1)
         for pipeline in range(count):
             # Nodes left over by the division make pipelines deeper, not idle.
             ranges |= _even(problem, members[pipeline::count])

@@ -85,16 +85,14 @@ class LayoutPool:
 
     def sorted(self) -> list[tuple[Layout, str]]:
         """Layouts by falling flow."""
-        order = sorted(self.layouts.values(), key=lambda item: -item[0].value)
-        return order[: self.keep]
+        return sorted(self.layouts.values(), key=lambda item: -item[0].value)[: self.keep]
 
 
 def _shape(layout: Layout) -> bytes:
     """Equal for layouts that differ only in which of several equal nodes does what."""
     kinds = [(node.kind.name, node.region) for node in layout.problem.nodes]
     held = zip(layout.starts.tolist(), layout.stops.tolist(), strict=True)
-    rows = sorted(zip(kinds, held, strict=True))
-    return repr((rows, round(layout.value, 3))).encode()
+    return repr((sorted(zip(kinds, held, strict=True)), round(layout.value, 3))).encode()
 
 
 def too_small(problem: Problem) -> str:

@@ -118,8 +118,7 @@ class Episode(Shown):
     def in_flight(self, at_s: float) -> int:
         """Requests that had arrived and not ended at a time."""
         records = self.run.requests
-        before = records["arrival_s"] < at_s
-        return int((before & ~(records["finish_s"] <= at_s)).sum())
+        return int(((records["arrival_s"] < at_s) & ~(records["finish_s"] <= at_s)).sum())
 
     def arrived(self, era: int) -> Flags:
         """Which requests arrived in an era."""

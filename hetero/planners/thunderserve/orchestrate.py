@@ -91,8 +91,7 @@ def _proportional(a: Floats, b: Floats, c: Floats) -> Floats:
     total = min(1.0, float(a.sum()), float(b.sum()))
     if total <= 0:
         return np.zeros((len(a), len(b)))
-    share = total * np.outer(a / a.sum(), b / b.sum())
-    return np.asarray(np.minimum(share, c))
+    return np.asarray(np.minimum(total * np.outer(a / a.sum(), b / b.sum()), c))
 
 
 def _value(pairs: Pairs, share: Floats) -> tuple[float, Floats]:

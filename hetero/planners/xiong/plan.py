@@ -49,8 +49,7 @@ def plan(question: Question, effort: Effort = NORMAL) -> Plan:
             continue
         for m in numbers:
             for k in range(costs.machines[m].count // degree):
-                stage = PipelineStage(m, degree, question.llm.layers)
-                pipelines.append(costs.pipeline([stage]))
+                pipelines.append(costs.pipeline([PipelineStage(m, degree, question.llm.layers)]))
                 nodes.append(compared_replica(pipelines[-1], f"{costs.machines[m].name}/{k}"))
     estimate = sum(
         len(numbers) * one.system_tps
