@@ -223,10 +223,9 @@ class Pairs:
         """Time per token and wait of each decode replica at the levels of its batch, (n, Q)."""
         token = np.empty((len(self.decode), len(_LEVELS)))
         wait = np.empty_like(token)
-        spread = self.demand.context_spread
         for j, (one, rate) in enumerate(zip(self.decode, decode_rps, strict=True)):
             mean = one.mean_batch(float(rate))
-            batch = np.maximum(mean + np.sqrt(spread * mean) * _LEVELS, 1.0)
+            batch = np.maximum(mean + np.sqrt(self.demand.context_spread * mean) * _LEVELS, 1.0)
             token[j] = np.interp(batch, one.batch, one.token_s)
             excess = np.maximum(batch / max(one.most_batch, 1e-9) - 1.0, 0.0)
             wait[j] = excess * (self.demand.mean_output - 1.0) * one.token_s[-1]

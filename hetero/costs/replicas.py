@@ -96,8 +96,7 @@ def lag(pipeline: Pipeline) -> tuple[float, float]:
 
     A straight line through prompts of 256 and 2,048 tokens; 0 for one stage.
     """
-    step = step_model(pipeline, "prefill")
-    prompts = np.array(_PROMPTS)
+    step, prompts = step_model(pipeline, "prefill"), np.array(_PROMPTS)
     busy = np.array([float(step.prefill_seconds([n])) for n in prompts])
     low, high = np.maximum(pipeline.prefill_latency_s(prompts) - busy, 0.0)
     if len(pipeline.stages) == 1:

@@ -143,7 +143,7 @@ class Piece:
             and self.mixed_rows.shape == (3, len(self.per_cached_token_s))
             and self.levels.shape == self.per_cached_token_s.shape
             and bool(np.all(np.isfinite(self.levels)))
-            and bool(np.all(self._at_decode_batches() + self.levels >= 0))
+            and bool(np.all(self._base(np.arange(1.0, len(self.levels) + 1.0)) + self.levels >= 0))
             and self._bends_are_good()
             and np.isfinite(self.per_pair_s)
             and self.per_pair_s >= 0
@@ -187,9 +187,6 @@ class Piece:
             and np.all(np.isfinite(extra) & (extra >= 0))
             and np.all(self.bends.slopes_s + rate >= -1e-9 * rate)
         )
-
-    def _at_decode_batches(self) -> Floats:
-        return self._base(np.arange(1, len(self.per_cached_token_s) + 1, dtype=np.float64))
 
     def _base(self, n: Floats) -> Floats:
         base = np.interp(n, self.knots_tokens, self.knots_s)

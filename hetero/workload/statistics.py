@@ -187,12 +187,11 @@ class Description(Shown):
             ("correlation of input and output (Pearson)", "", self.pearson),
             ("rank correlation of input and output (Spearman)", "", self.spearman),
         ]
-        notes = () if self.span_s > 0 else ("All requests arrive at once: lengths only.",)
         return Table(
             f"{self.name} ({self.source})" if self.source else self.name,
             (Column("statistic"), Column("unit"), Column("value", digits=5)),
             tuple(rows),
-            notes,
+            () if self.span_s > 0 else ("All requests arrive at once: lengths only.",),
         )
 
 

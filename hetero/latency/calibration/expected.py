@@ -62,11 +62,12 @@ from hetero.arrays import Floats
 from hetero.catalog import gpu as find_gpu
 from hetero.catalog import link
 from hetero.errors import ParameterError
+from hetero.grouping import grouped
 from hetero.latency.calibration import roofline_fit
 from hetero.latency.frames import derived_frame
 from hetero.latency.models.efficiencies import PARTS, calibrated, chip, sources
 from hetero.latency.sources import measured
-from hetero.latency.tables import PHASES, Measurements, Phase
+from hetero.latency.tables import PHASES, Phase
 
 Fold: TypeAlias = Literal["gpu", "llm"]
 LeftOut: TypeAlias = tuple[Fold, str] | None
@@ -381,10 +382,11 @@ def _step_error(
 @lru_cache(maxsize=1)
 def _between_engines() -> StepError:
     """What the choice among three engines of one generation changes, and the reduction's error."""
-    replicas: dict[tuple[str, str, int], list[Measurements]] = {}
-    for table in measured.aiconfigurator():
-        if roofline_fit.takes_part(table):
-            replicas.setdefault((table.gpu, table.llm, table.tensor_parallel), []).append(table)
+    replicas = grouped(
+        ((table.gpu, table.llm, table.tensor_parallel), table)
+        for table in measured.aiconfigurator()
+        if roofline_fit.takes_part(table)
+    )
     rows = []
     for tables in replicas.values():
         decode = tables[0].decode

@@ -187,8 +187,7 @@ class MoeCosts(Shown):
         m, t = self.llm, np.asarray(tp, np.float64)
         held = self.experts_per_gpu(gpus) + m.shared_experts if m.experts else 0.0 * t
         experts = m.moe_layers * (m.experts + m.shared_experts) * m.expert_params
-        other = m.params - m.layers * m.attention_params - experts
-        gib = 2.0**30
+        other, gib = m.params - m.layers * m.attention_params - experts, 2.0**30
         if self.oddities.memory_in_millions:
             exact = (other / gib, m.attention_params / 1e6, m.expert_params / 1e6)
             rest, attention, expert = _MEMORY_RULE.get(m.name, exact)

@@ -62,8 +62,7 @@ def buckets(trace: Trace, *, inputs: int = 6, outputs: int = 4) -> tuple[Bucket,
     >>> len(found), round(sum(bucket.share for bucket in found), 6)
     (6, 1.0)
     """
-    x = trace.input_tokens.astype(np.float64)
-    y = trace.output_tokens.astype(np.float64)
+    x, y = trace.input_tokens.astype(np.float64), trace.output_tokens.astype(np.float64)
     found = []
     edges = np.unique(np.quantile(x, np.linspace(0, 1, inputs + 1)))
     edges[-1] = np.inf

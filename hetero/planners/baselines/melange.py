@@ -36,6 +36,7 @@ from hetero.costs.replicas import compared_replica
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, SolverError, require, require_positive, require_share
+from hetero.grouping import grouped
 from hetero.planners import ground
 from hetero.planners.base import plan_of, planner
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
@@ -113,9 +114,7 @@ class MelangePlan(Shown):
 
     def router(self) -> RangeShares:
         """Requests to instances in the shares of the plan, by the length of their input."""
-        homes: dict[tuple[int, int], list[int]] = {}
-        for index, (key, _, _) in enumerate(self._placed()):
-            homes.setdefault(key, []).append(index)
+        homes = grouped((key, index) for index, (key, _, _) in enumerate(self._placed()))
         ranges = sorted({bucket.input_range for bucket in self.buckets})
         count = sum(len(where) for where in homes.values())
         weights = {span: [0.0] * count for span in ranges}

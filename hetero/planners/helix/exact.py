@@ -51,8 +51,7 @@ def exact(
     tuple or None
         None where the program is too large or its limit came before a verdict.
     """
-    layers = problem.llm.layers
-    capacity = problem.link_tokens_per_s
+    layers, capacity = problem.llm.layers, problem.link_tokens_per_s
     n = len(problem.nodes)
     bound_by_links = bool((capacity[~np.eye(n + 1, dtype=bool)] < upper).any())
     kinds = (

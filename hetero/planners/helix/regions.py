@@ -189,8 +189,7 @@ def _line_of(
                 if layout.value < flow * (1 - 1e-3):
                     layout = exchange(layout, rounds // 3, draws, target=flow)
                 found.add(layout, "blocks")
-                best = max(best, layout.value)
-                low = max(flow, min(layout.value, high))
+                best, low = max(best, layout.value), max(flow, min(layout.value, high))
             flow = (low + high) / 2
     if best <= 0:
         return

@@ -222,10 +222,8 @@ def _check(eras: Sequence[Era]) -> None:
 
 
 def _link(deployment: Deployment, a: str, b: str) -> KvLink | None:
-    for source, target, link in deployment.links:
-        if (source, target) == (a, b):
-            return link
-    return deployment.default_link
+    own = (link for source, target, link in deployment.links if (source, target) == (a, b))
+    return next(own, deployment.default_link)
 
 
 def _same(before: Deployment, after: Deployment, name: str) -> bool:

@@ -79,22 +79,18 @@ def shapes(fleet: Fleet) -> Iterator[Shape]:
     pairs.sort(key=lambda ab: -float(fleet.model.bandwidth_gbs[_two(fleet, *ab)]))
     found: dict[Shape, None] = {}
     for kind in kinds:
-        for n in sizes(fleet.inventory[kind]):
-            found[((kind, n),)] = None
-        for machines in range(2, min(number[kind], _MOST_WHOLE) + 1):
-            found[((kind, fleet.inventory[kind]),) * machines] = None
+        whole = ((kind, fleet.inventory[kind]),)
+        found |= {((kind, n),): None for n in sizes(fleet.inventory[kind])}
+        found |= {whole * n: None for n in range(2, min(number[kind], _MOST_WHOLE) + 1)}
     for a, b in pairs[:_MOST_PAIRS]:
-        for n, k in product(sizes(fleet.inventory[a]), sizes(fleet.inventory[b])):
-            found[tuple(sorted([(a, n), (b, k)]))] = None
-    for shape in found:
-        if fleet.fits(shape):
-            yield shape
+        parts = product(sizes(fleet.inventory[a]), sizes(fleet.inventory[b]))
+        found |= {tuple(sorted([(a, n), (b, k)])): None for n, k in parts}
+    return filter(fleet.fits, found)
 
 
 def _two(fleet: Fleet, a: int, b: int) -> tuple[int, int]:
     """Two different machines of these kinds."""
-    first = a
-    return first, next(m for m, kind in enumerate(fleet.kinds) if kind == b and m != first)
+    return a, next(m for m, kind in enumerate(fleet.kinds) if kind == b and m != a)
 
 
 def example(fleet: Fleet, shape: Shape) -> Group:
