@@ -277,8 +277,7 @@ def fleet_rps(
     for kind, late, rows, _ in found:
         if kind.max_tokens:
             fills, alone_s = kind.shares(inputs)
-            busy = price[held[kind.gpu]] * kind.gpus * alone_s
-            prefill.append(price[rows[:-4]] @ fills + busy)
+            prefill.append(price[rows[:-4]] @ fills + price[held[kind.gpu]] * kind.gpus * alone_s)
         if kind.max_batch:
             decode.append(price[rows[-4:-2]] @ (tokens / unit) + late * price[beyond])
     apart = np.min(prefill, axis=0) + np.min(decode, axis=0)

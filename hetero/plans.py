@@ -20,6 +20,7 @@ from hetero.display import Column, Shown, Table
 from hetero.encoding import Decoder, Encoder, EncodingError
 from hetero.errors import DataError
 from hetero.files import writing
+from hetero.grouping import summed
 from hetero.placement import FlowNetwork, Placement
 from hetero.routers import Builtin, Predictor
 from hetero.routers.pipelines import PipelineRouter
@@ -65,10 +66,7 @@ class Group:
     @property
     def gpus(self) -> dict[str, int]:
         """Number of GPUs by type."""
-        counts: dict[str, int] = {}
-        for _, gpu, count, _ in self.stages:
-            counts[gpu] = counts.get(gpu, 0) + count
-        return counts
+        return summed((gpu, count) for _, gpu, count, _ in self.stages)
 
     @property
     def parallelism(self) -> str:
@@ -175,11 +173,7 @@ class Plan(Shown):
     @property
     def gpus(self) -> dict[str, int]:
         """GPUs in use by type."""
-        counts: dict[str, int] = {}
-        for group in self.groups:
-            for name, count in group.gpus.items():
-                counts[name] = counts.get(name, 0) + count
-        return counts
+        return summed(item for group in self.groups for item in group.gpus.items())
 
     def simulate(
         self,

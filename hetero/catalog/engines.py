@@ -14,6 +14,7 @@ from hetero.catalog.models import Llm
 from hetero.catalog.tables import Records, read_table
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError, require_not_negative, require_share
+from hetero.grouping import summed
 
 EngineName: TypeAlias = Literal["vllm", "sglang", "trtllm", "any"]
 """Engine that has to be able to run a plan; ``"any"`` for what the papers' own systems do."""
@@ -400,8 +401,7 @@ class ServingEngine(Shown):
         if self.lacks(gpu, precision):
             return False
         found = self.platform(gpu.name, gpu.vendor)
-        read = found.weight_only if found else ()
-        return precision in (*gpu.precisions, *read)
+        return precision in (*gpu.precisions, *(found.weight_only if found else ()))
 
     def divides(self, llm: Llm, gpus: int) -> bool:
         """Whether so many GPUs can share every layer of a model.
@@ -420,9 +420,7 @@ class ServingEngine(Shown):
         """Whether GPUs may form a group at all, whatever its stages: its types and machines."""
         if not self.limited:
             return True
-        counts: dict[object, int] = {}
-        for one in stages:
-            counts[one.machine] = counts.get(one.machine, 0) + one.gpus
+        counts = summed((one.machine, one.gpus) for one in stages)
         kinds = {(one.gpu, one.vendor) for one in stages}
         where = {self.platform(*kind) for kind in kinds}
         if len(where) > 1 or (len(kinds) > 1 and not self.mixed_pipelines):

@@ -347,10 +347,9 @@ class _Config:
 
 def _shortest(pattern: str) -> str:
     """The part of a pattern that repeats."""
-    for size in range(1, len(pattern)):
-        if (pattern[:size] * -(-len(pattern) // size))[: len(pattern)] == pattern:
-            return pattern[:size]
-    return pattern
+    count = len(pattern)
+    parts = (pattern[:size] for size in range(1, count))
+    return next((one for one in parts if (one * count)[:count] == pattern), pattern)
 
 
 def _load(config: Path | str | Mapping[str, object]) -> tuple[Path | str, Mapping[str, object]]:

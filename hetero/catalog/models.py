@@ -422,8 +422,7 @@ class Llm(Shown):
         Embedding, head, norms and routers stay in 16 bits in quantised ones.
         """
         kept = self.format(precision)
-        ends = self.end_bytes(precision, first=True, last=True)
-        return kept.bytes(self.layer_params()) + ends
+        return kept.bytes(self.layer_params()) + self.end_bytes(precision, first=True, last=True)
 
     def end_bytes(self, precision: str, *, first: bool, last: bool) -> int:
         """Bytes of weights outside the layers: embedding first, logits last.
@@ -434,8 +433,7 @@ class Llm(Shown):
         params += self.head_params if self.tied_embeddings and last and not first else 0
         kept = self.format(precision)
         own = kept is self.format(self.precision) or (not self.stated and precision == "bf16")
-        other = self.other_bytes if first and own else 0
-        return kept.bytes(LayerParams(rest=params)) + other
+        return kept.bytes(LayerParams(rest=params)) + (self.other_bytes if first and own else 0)
 
     def layer_weight_bytes(self, precision: str = "fp16") -> int:
         """Bytes of one layer's weights; in a mixture of experts, of a layer that has experts."""

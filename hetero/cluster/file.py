@@ -191,9 +191,7 @@ def _names(entry: _MachineText) -> list[str]:
 
 def _gpu(name: str, text: _ClusterText) -> Gpu:
     own = text.gpus.get(name)
-    if own is None:
-        return catalog.gpu(name, preset=text.preset or None)
-    return own.gpu(name)
+    return catalog.gpu(name, preset=text.preset or None) if own is None else own.gpu(name)
 
 
 def _network(text: _ClusterText, path: Path) -> Network:

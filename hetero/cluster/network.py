@@ -35,9 +35,7 @@ class Network:
     def between(self, a: Machine, b: Machine) -> Link | None:
         """Link between two different machines, None where none is stated."""
         pair = self.machines.get(frozenset((a.name, b.name)))
-        if pair is not None:
-            return pair
-        return self.across(a.region, b.region)
+        return pair if pair is not None else self.across(a.region, b.region)
 
     def across(self, a: str, b: str) -> Link | None:
         """Link between machines of two regions, or of one if both are the same."""

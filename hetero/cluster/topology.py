@@ -17,6 +17,7 @@ from hetero.cluster.machine import COLUMNS, Machine
 from hetero.cluster.network import Network
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
+from hetero.grouping import summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +110,7 @@ class Cluster(Shown):
     @property
     def gpu_counts(self) -> dict[str, int]:
         """Number of GPUs of each type, in the order of the machines."""
-        counts: Counter[str] = Counter()
-        for machine in self.machines:
-            counts[machine.gpu.name] += machine.count
-        return dict(counts)
+        return summed((machine.gpu.name, machine.count) for machine in self.machines)
 
     @property
     def gpu_types(self) -> dict[str, Gpu]:

@@ -106,8 +106,7 @@ class Decode:
         most = min(float(pipeline.max_batch), pipeline.kv_tokens / context)
         batch = np.unique(np.append(np.geomspace(1.0, max(most, 1.0), 16), max(most, 1.0)))
         token = pipeline.decode_step_s(batch, batch * context)
-        stay = max(demand.mean_output - 1.0, 1e-9)
-        rate = np.maximum.accumulate(batch / (stay * token))
+        rate = np.maximum.accumulate(batch / (max(demand.mean_output - 1.0, 1e-9) * token))
         # The mean batch whose standard deviation above still fits: b + sqrt(v b) = most.
         spread = demand.context_spread
         mean = (np.sqrt(most + spread / 4.0) - np.sqrt(spread) / 2.0) ** 2
@@ -202,8 +201,7 @@ class Pairs:
         if self.slo.tpot_s is not None:
             before = transfer[..., None] + wait[None, :, None, :]
             each = token[None, :, None, :] + before / np.maximum(later, 1.0)[:, None]
-            late = (each > self.slo.tpot_s) & (later > 0)[:, None]
-            left = np.where(late, -np.inf, left)
+            left = np.where((each > self.slo.tpot_s) & (later > 0)[:, None], -np.inf, left)
         left = np.where(np.isinf(latency), -np.inf, left)
         met = self._in_time(left, prefill_rps).mean(axis=3)
         met = np.where(self._room[None], met, 0.0)
@@ -225,10 +223,9 @@ class Pairs:
         """Time per token and wait of each decode replica at the levels of its batch, (n, Q)."""
         token = np.empty((len(self.decode), len(_LEVELS)))
         wait = np.empty_like(token)
-        spread = self.demand.context_spread
         for j, (one, rate) in enumerate(zip(self.decode, decode_rps, strict=True)):
             mean = one.mean_batch(float(rate))
-            batch = np.maximum(mean + np.sqrt(spread * mean) * _LEVELS, 1.0)
+            batch = np.maximum(mean + np.sqrt(self.demand.context_spread * mean) * _LEVELS, 1.0)
             token[j] = np.interp(batch, one.batch, one.token_s)
             excess = np.maximum(batch / max(one.most_batch, 1e-9) - 1.0, 0.0)
             wait[j] = excess * (self.demand.mean_output - 1.0) * one.token_s[-1]

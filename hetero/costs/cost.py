@@ -237,8 +237,7 @@ class CostModel:
 
     def end_bytes(self, *, first: bool, last: bool) -> int:
         """Weights outside the layers that a stage holds: embedding first, logits last [bytes]."""
-        precision = self.settings.engine.precision
-        return self.llm.end_bytes(precision, first=first, last=last)
+        return self.llm.end_bytes(self.settings.engine.precision, first=first, last=last)
 
     def most_layers(self, machine: int, gpus: int, *, first: bool, last: bool) -> int:
         """Layers whose weights fit a stage beside what its place in the pipeline adds."""

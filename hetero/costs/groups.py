@@ -13,6 +13,7 @@ from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
 from hetero.costs.cost import CostModel
+from hetero.grouping import grouped, summed
 
 Phase: TypeAlias = Literal["prefill", "decode"]
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
@@ -43,10 +44,7 @@ def merged(a: Group, b: Group) -> Group:
     >>> merged(((0, 2), (1, 1)), ((1, 3),))
     ((0, 2), (1, 4))
     """
-    counts: dict[int, int] = {}
-    for m, n in (*a, *b):
-        counts[m] = counts.get(m, 0) + n
-    return group(counts.items())
+    return group(summed((*a, *b)).items())
 
 
 def without(one: Group, machine: int, gpus: int) -> Group:
@@ -128,9 +126,7 @@ class Fleet:
         """
         if self.fits(parts):
             return [parts]
-        alike: dict[tuple[object, int], list[tuple[int, int]]] = {}
-        for m, n in parts:
-            alike.setdefault((self.model.machines[m].gpu, n), []).append((m, n))
+        alike = grouped(((self.model.machines[m].gpu, n), (m, n)) for m, n in parts)
         found = []
         for some in alike.values():
             least = next((k for k in range(1, len(some) + 1) if self.fits(group(some[:k]))), None)

@@ -102,8 +102,7 @@ class Configurations:
             ]
             if sum(most) < self.model.llm.layers or min(most) < 1:
                 continue
-            placed = [PipelineStage(group[k][0], degrees[k], 1) for k in path]
-            if self.model.misfit(placed, phase):
+            if self.model.misfit([PipelineStage(group[k][0], degrees[k], 1) for k in path], phase):
                 continue
             for layers in self._partitions(rates, most):
                 yield tuple((k, degrees[k], held) for k, held in zip(path, layers, strict=True))
@@ -169,8 +168,7 @@ class Configurations:
                 layers * _layer_s(rate, n, 0.0, n * n / 2)
                 for rate, layers in zip(rates, held, strict=True)
             )
-            ends = rates[0].step_s + rates[-1].logits_s
-            return -(busy + ends + fixed + per_token * n)
+            return -(busy + (rates[0].step_s + rates[-1].logits_s) + fixed + per_token * n)
         count = len(rates)
         free = min(
             (
@@ -194,8 +192,7 @@ class Configurations:
         if count > 1:
             last, first = configuration[-1][0], configuration[0][0]
             fixed += float(model.latency_s[group[last][0], group[first][0]])
-        rotation = sum(times) + fixed + per_token * part
-        return batch / max(rotation, count * max(times))
+        return batch / max(sum(times) + fixed + per_token * part, count * max(times))
 
 
 def _layer_s(rate: Rates, n: float, cached: float, pairs: float) -> float:

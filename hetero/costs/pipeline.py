@@ -17,6 +17,7 @@ from hetero.cluster import Machine
 from hetero.costs.rates import PipelineStage, Rates
 from hetero.deployment import Engine
 from hetero.display import Column, Shown, Table
+from hetero.grouping import summed
 
 if TYPE_CHECKING:
     from hetero.costs.cost import CostModel
@@ -67,10 +68,8 @@ class Pipeline(Shown):
     @property
     def gpu_counts(self) -> dict[str, int]:
         """GPUs of each type."""
-        counts: dict[str, int] = {}
-        for stage, machine in zip(self.stages, self.machines, strict=True):
-            counts[machine.gpu.name] = counts.get(machine.gpu.name, 0) + stage.gpus
-        return counts
+        stages = zip(self.stages, self.machines, strict=True)
+        return summed((machine.gpu.name, stage.gpus) for stage, machine in stages)
 
     @property
     def gpu(self) -> Gpu | None:
@@ -257,10 +256,7 @@ def table_of_shares(
     weights
         Share of the requests by pair of names; (it, it) where one serves both phases.
     """
-    shares: dict[str, float] = {}
-    for pair, weight in weights.items():
-        for name in set(pair):
-            shares[name] = shares.get(name, 0.0) + weight
+    shares = summed((name, weight) for pair, weight in weights.items() for name in set(pair))
     total = sum(weights.values())
     columns = (
         Column(what, of=lambda part: part[0]),

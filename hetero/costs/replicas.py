@@ -71,8 +71,7 @@ def around(pipeline: Pipeline, step: StepModel) -> StepModel:
     What it takes per step is a term of its first stage.
     """
     model = pipeline.model
-    table = model.measured(pipeline.machines[0], pipeline.stages[0].gpus)
-    overheads = model.overheads(table)
+    overheads = model.overheads(model.measured(pipeline.machines[0], pipeline.stages[0].gpus))
     if overheads is None:
         return step
     return with_overheads(step, replace(overheads, step_s=0.0, worker_s=0.0), model.llm)
@@ -89,8 +88,7 @@ def _knots(pipeline: Pipeline, parts: int) -> Floats:
     """New tokens at which a stage turns from reading weights to computing."""
     bends = np.concatenate([parts * rate.bends for rate in pipeline.rates])
     inner = sorted({float(bend) for bend in bends if bend > 0})
-    top = 2.0 * inner[-1] if inner else 1.0
-    return np.array([0.0, *inner, top])
+    return np.array([0.0, *inner, 2.0 * inner[-1] if inner else 1.0])
 
 
 def lag(pipeline: Pipeline) -> tuple[float, float]:
@@ -98,8 +96,7 @@ def lag(pipeline: Pipeline) -> tuple[float, float]:
 
     A straight line through prompts of 256 and 2,048 tokens; 0 for one stage.
     """
-    step = step_model(pipeline, "prefill")
-    prompts = np.array(_PROMPTS)
+    step, prompts = step_model(pipeline, "prefill"), np.array(_PROMPTS)
     busy = np.array([float(step.prefill_seconds([n])) for n in prompts])
     low, high = np.maximum(pipeline.prefill_latency_s(prompts) - busy, 0.0)
     if len(pipeline.stages) == 1:
@@ -197,8 +194,7 @@ def _turns(pipeline: Pipeline) -> Floats:
         turns = [n]
         for a, b in combinations(pipeline.stage_seconds(n), 2):
             k = np.flatnonzero((a - b)[:-1] * (a - b)[1:] < 0)
-            share = (a - b)[k] / ((a - b)[k] - (a - b)[k + 1])
-            turns.append(n[k] + share * np.diff(n)[k])
+            turns.append(n[k] + ((a - b)[k] / ((a - b)[k] - (a - b)[k + 1])) * np.diff(n)[k])
         return np.unique(np.concatenate(turns))
     lines = []
     for stage, rate in zip(pipeline.stages, pipeline.rates, strict=True):

@@ -94,8 +94,7 @@ class KvTransfer:
         received: dict[int, float] = {}
         latency = 0.0
         for a, b, layers in _shared_layers(source, target):
-            rate = 1e9 * float(model.bandwidth_gbs[a, b])
-            seconds = self.ratio * layers * layer / rate
+            seconds = self.ratio * layers * layer / (1e9 * float(model.bandwidth_gbs[a, b]))
             sent[a] = sent.get(a, 0.0) + seconds
             received[b] = received.get(b, 0.0) + seconds
             latency = max(latency, float(model.latency_s[a, b]))

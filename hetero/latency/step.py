@@ -88,8 +88,7 @@ class Bends:
         row = np.clip(b - 1, 0, len(self.extra_s) - 1)
         x = self.context_tokens * (row[..., None] + 1.0)
         at = np.maximum((x <= c[..., None]).sum(axis=-1) - 1, 0)
-        start = np.take_along_axis(x, at[..., None], axis=-1)[..., 0]
-        beyond = np.maximum(c - start, 0.0)
+        beyond = np.maximum(c - np.take_along_axis(x, at[..., None], axis=-1)[..., 0], 0.0)
         return np.asarray(self.extra_s[row, at] + self.slopes_s[row, at] * beyond)
 
 
@@ -144,7 +143,7 @@ class Piece:
             and self.mixed_rows.shape == (3, len(self.per_cached_token_s))
             and self.levels.shape == self.per_cached_token_s.shape
             and bool(np.all(np.isfinite(self.levels)))
-            and bool(np.all(self._at_decode_batches() + self.levels >= 0))
+            and bool(np.all(self._base(np.arange(1.0, len(self.levels) + 1.0)) + self.levels >= 0))
             and self._bends_are_good()
             and np.isfinite(self.per_pair_s)
             and self.per_pair_s >= 0
@@ -189,9 +188,6 @@ class Piece:
             and np.all(self.bends.slopes_s + rate >= -1e-9 * rate)
         )
 
-    def _at_decode_batches(self) -> Floats:
-        return self._base(np.arange(1, len(self.per_cached_token_s) + 1, dtype=np.float64))
-
     def _base(self, n: Floats) -> Floats:
         base = np.interp(n, self.knots_tokens, self.knots_s)
         if len(self.knots_tokens) > 1:
@@ -207,8 +203,7 @@ class Piece:
         """Time of this piece [s]; arguments broadcast, see :meth:`StepModel.seconds`."""
         n = np.asarray(tokens, dtype=np.float64)
         base = self._base(n)
-        last = len(self.per_cached_token_s) - 1
-        at = np.clip(np.asarray(decoding, np.int64) - 1, 0, last)
+        at = np.clip(np.asarray(decoding, np.int64) - 1, 0, len(self.per_cached_token_s) - 1)
         rate = self.per_cached_token_s[at]
         alone = (np.asarray(decoding) > 0) & (n <= np.asarray(decoding))
         if self.decode_level_s is not None:
@@ -325,8 +320,7 @@ class StepModel(Shown):
     def prefill_seconds(self, inputs: ArrayLike, start: ArrayLike = 0.0) -> Floats:
         """Time [s] to prefill a batch of ``inputs`` tokens each, after ``start`` cached ones."""
         q = np.asarray(inputs, dtype=np.float64)
-        pairs = q * (np.asarray(start, np.float64) + q / 2.0)
-        return self.seconds(q.sum(), 0, 0.0, pairs.sum())
+        return self.seconds(q.sum(), 0, 0.0, (q * (np.asarray(start, np.float64) + q / 2.0)).sum())
 
     def decode_seconds(self, cached: ArrayLike) -> Floats:
         """Time [s] of one decode step of requests with ``cached`` tokens each."""

@@ -11,6 +11,7 @@ from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import grounded
 from hetero.deployment import Deployment
 from hetero.errors import InfeasibleError, ParameterError
+from hetero.grouping import summed
 from hetero.planners import ground
 from hetero.planners.bound import bound
 from hetero.planners.effort import NORMAL, Effort
@@ -224,9 +225,7 @@ def idle(pipelines: Sequence[Pipeline]) -> tuple[str, ...]:
     for pipeline in pipelines:
         for stage in pipeline.stages:
             left[stage.machine] -= stage.gpus
-    counts: dict[str, int] = {}
-    for machine, free in zip(machines, left, strict=True):
-        counts[machine.gpu.name] = counts.get(machine.gpu.name, 0) + free
+    counts = summed((one.gpu.name, free) for one, free in zip(machines, left, strict=True))
     unused = [f"{n} x {gpu}" for gpu, n in counts.items() if n]
     return (f"Idle: {', '.join(unused)}.",) if unused else ()
 

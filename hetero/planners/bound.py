@@ -263,8 +263,7 @@ def _bound(question: Question) -> Bound:
         tokens, batch = ranks * _most_tokens(engine), ranks * engine.max_batch
         engine = replace(engine, max_step_tokens=tokens, max_batch=batch)
         # Tables were measured under an engine, each for one degree.
-        degrees = range(1, machine.count + 1) if costs.engine.limited else (1,)
-        for gpus in degrees:
+        for gpus in range(1, machine.count + 1) if costs.engine.limited else (1,):
             if gpus > 1 and not costs.divides(gpus):
                 continue
             table = costs.measured(costs.machines[number], gpus)
@@ -312,8 +311,7 @@ def _steps(
     """Corners of the prompt and decode tokens per second of the steps that an engine forms."""
     chunked, most = engine.batching == "chunked", float(engine.max_step_tokens)
     prompt = most if chunked else max(most, longest)
-    inner = knots[(knots >= 1.0) & (knots < prompt)]
-    alone = np.append(inner, prompt)
+    alone = np.append(knots[(knots >= 1.0) & (knots < prompt)], prompt)
     batch = np.arange(1.0, engine.max_batch + 1.0)
     tokens, decoding = [alone, batch], [np.zeros_like(alone), batch]
     if chunked:
@@ -341,5 +339,4 @@ def amounts(trace: Trace) -> Floats:
     inputs = trace.input_tokens.astype(np.float64)
     steps = np.maximum(trace.output_tokens.astype(np.float64) - 1.0, 0.0)
     cached = steps * inputs + steps * (steps - 1.0) / 2.0
-    found = np.array([inputs, inputs**2 / 2.0, steps, cached, steps, steps])
-    return np.sort(found, axis=1)
+    return np.sort(np.array([inputs, inputs**2 / 2.0, steps, cached, steps, steps]), axis=1)

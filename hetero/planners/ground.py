@@ -19,6 +19,7 @@ from hetero.costs.demand import Demand
 from hetero.deployment import Deployment
 from hetero.engines import replicated
 from hetero.errors import InfeasibleError
+from hetero.grouping import grouped
 from hetero.question import Question
 from hetero.simulator import Slo
 from hetero.streams import stream
@@ -87,11 +88,11 @@ def in_ranks(question: Question, tensor: Mapping[str, int], ranks: int) -> Deplo
 
 def alike(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     """Numbers of machines with the same GPUs, link and price, kind by kind."""
-    found: dict[tuple[object, ...], list[int]] = {}
-    for number, machine in enumerate(cluster.machines):
-        key = (machine.gpu, machine.count, machine.link, machine.usd_per_h)
-        found.setdefault(key, []).append(number)
-    return tuple(tuple(numbers) for numbers in found.values())
+    found = grouped(
+        ((machine.gpu, machine.count, machine.link, machine.usd_per_h), number)
+        for number, machine in enumerate(cluster.machines)
+    )
+    return tuple(map(tuple, found.values()))
 
 
 def only(question: Question, numbers: tuple[int, ...]) -> Question:
@@ -167,9 +168,7 @@ def unfit_precision(question: Question) -> str | None:
     if wanted == "fp16":
         return None
     lacking = ", ".join(name for name, gpu in gpus.items() if not engine.serves(gpu, wanted))
-    if lacking:
-        return f"{lacking} of {question.cluster.name} do not compute in {wanted}."
-    return None
+    return f"{lacking} of {question.cluster.name} do not compute in {wanted}." if lacking else None
 
 
 def unfit_layers(question: Question) -> str | None:
@@ -182,12 +181,10 @@ def unfit_layers(question: Question) -> str | None:
 
 def unfit_budget(question: Question) -> str | None:
     """Which machine has no price, where a budget is given; None if all have."""
-    if question.budget_usd_per_h is None:
+    unpriced = [one.name for one in question.cluster.machines if one.usd_per_h is None]
+    if question.budget_usd_per_h is None or not unpriced:
         return None
-    for machine in question.cluster.machines:
-        if machine.usd_per_h is None:
-            return f"A budget needs prices, and machine {machine.name} has none."
-    return None
+    return f"A budget needs prices, and machine {unpriced[0]} has none."
 
 
 def unfit_network(question: Question) -> str | None:

@@ -182,9 +182,7 @@ class Score(Shown):
     @property
     def gap(self) -> float | None:
         """Distance of the goodput to the bound, over the bound; None without a bound."""
-        if self.bound_rps is None:
-            return None
-        return 1.0 - self.goodput_rps.mean / self.bound_rps
+        return None if self.bound_rps is None else 1.0 - self.goodput_rps.mean / self.bound_rps
 
     def table(self) -> Table:
         """Quantities with their units."""
@@ -202,8 +200,7 @@ class Score(Shown):
         if self.usd_per_mtok is not None:
             rows.append(("cost", str(self.usd_per_mtok), "$ per 10^6 tokens"))
         if self.usd_per_mtok_at_goodput is not None:
-            cost = str(self.usd_per_mtok_at_goodput)
-            rows.append(("cost at goodput", cost, "$ per 10^6 tokens"))
+            rows.append(("cost at goodput", str(self.usd_per_mtok_at_goodput), "$ per 10^6 tokens"))
         if self.bound_rps is not None:
             rows.append(("bound on goodput", f"{self.bound_rps:.4g}", "requests/s"))
         columns = (Column("quantity"), Column("value"), Column("unit"))
@@ -238,9 +235,7 @@ class Rank:
         if self._score is other._score:
             return False
         ours, theirs = self._score.goodput_rps.mean, other._score.goodput_rps.mean
-        if ours != theirs:
-            return ours < theirs
-        return _at_rate(self._score) < _at_rate(other._score)
+        return ours < theirs if ours != theirs else _at_rate(self._score) < _at_rate(other._score)
 
 
 def _at_rate(one: Score) -> tuple[float, float]:
@@ -291,8 +286,7 @@ def margin(plan: Plan, question: Question, rate_rps: float, seed: int) -> float:
     since a run so short begins with an empty fleet. Without, what the growth of the backlog stays
     below :data:`GROWTH`. Below 0 if it does not pass.
     """
-    run = plan.simulate(question.arrivals(rate_rps, seed=seed), seed)
-    seen = question.load().rule.judge(run)
+    seen = question.load().rule.judge(plan.simulate(question.arrivals(rate_rps, seed=seed), seed))
     enough = seen.attained - seen.needed
     return enough if question.slo != Slo() else min(enough, GROWTH - seen.growth)
 

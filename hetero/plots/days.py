@@ -45,16 +45,11 @@ def draw(plan: DayPlan) -> Figure:
                 label=f"{name}, {'all day' if reserved else 'by the hour'}",
             )
             base = base + count
-    top.set_ylabel("GPUs")
-    top.set_ylim(0, base.max() * 1.05)
-    top.set_title(f"{plan.market.llm.name}: {plan.usd:.2f} $ over {len(rates)} hours")
+    title = f"{plan.market.llm.name}: {plan.usd:.2f} $ over {len(rates)} hours"
+    top.set(ylabel="GPUs", ylim=(0, base.max() * 1.05), title=title)
     top.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
     bottom.stairs(rates, hours, color="#333333", linewidth=1.6, baseline=None)
-    bottom.set_ylabel("load [requests/s]")
-    bottom.set_xlabel("hour")
-    bottom.set_ylim(0, rates.max() * 1.1)
-    bottom.set_xlim(0, len(rates))
-    step = 3 if len(rates) > 12 else 1
-    bottom.set_xticks(hours[::step])
+    bottom.set(ylabel="load [requests/s]", xlabel="hour", ylim=(0, rates.max() * 1.1))
+    bottom.set(xlim=(0, len(rates)), xticks=hours[:: 3 if len(rates) > 12 else 1])
     figure.align_ylabels()
     return figure

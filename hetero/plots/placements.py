@@ -102,11 +102,9 @@ def draw(
             handles, list(kinds), ncols=len(kinds), fontsize=7,
             loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
         )  # fmt: skip
-    axes.set_xlim(0, problem.llm.layers)
+    axes.set(xlabel="layer", yticks=[], xlim=(0, problem.llm.layers))
     axes.set_ylim(max(lanes.values()) + 0.6, -0.6)
-    axes.set_yticks([])
     axes.grid(visible=False)
-    axes.set_xlabel("layer")
     axes.set_title(title or f"{flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
     return axes
 
@@ -168,8 +166,7 @@ def draw_network(flow: Flow, axes: Axes | None = None, *, title: str = "") -> Ax
             x, y, labels[vertex], ha="center", va="center", fontsize=7, zorder=3,
             bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "#333333"},
         )  # fmt: skip
-    axes.set_xlim(-0.4, 1.4 + 2 * len(starts))
-    axes.set_ylim(-max(lanes.values()) - 0.5, 0.5)
+    axes.set(xlim=(-0.4, 1.4 + 2 * len(starts)), ylim=(-max(lanes.values()) - 0.5, 0.5))
     axes.axis("off")
     axes.set_title(title or f"Maximum flow {flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
     return axes

@@ -184,8 +184,7 @@ def portfolio(
         notes = tuple(f"Changed: {change.what}." for change in found.changes)
         notes = (f"From the plan of {ranked[0].planner}.", *notes, *found.plan.notes)
         plan = replace(found.plan, planner=IMPROVED, notes=notes)
-        known = found.carried_rps
-        better = score(plan, question, seeds=seeds, known=known)
+        better = score(plan, question, seeds=seeds, known=found.carried_rps)
         tried.append(Tried(IMPROVED, plan, better, proof=found.proof))
     else:
         tried[tried.index(ranked[0])] = replace(ranked[0], proof=found.proof)

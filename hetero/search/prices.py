@@ -99,8 +99,7 @@ class WorkPrices:
                 slow = theta * share / max(token, 1e-300) / slo_s if slo_s else 0.0
                 rows.append((first, pairs * first, each, held, late, slow))
         first, pair, each, held, late_share, slow = np.array(rows).T
-        most = float(inputs.max())
-        return cls(first, pair, each, held, late_share, slow, slo_s or 0.0, most)
+        return cls(first, pair, each, held, late_share, slow, slo_s or 0.0, float(inputs.max()))
 
     def values(self, replica: Replica) -> Floats:
         """The most that a replica adds to the rate at each price, shape (P,) [requests/s]."""

@@ -151,8 +151,7 @@ class Race:
                 return short
         early = tuple((at, 1.0 - load.goal + below) for at, below in _EARLY if poisson)
         try:
-            watch = load.rule.watch(whole, early)
-            seen = judged(plan, load, self.seeds[0], watch=watch)[1]
+            seen = judged(plan, load, self.seeds[0], watch=load.rule.watch(whole, early))[1]
         except MissedError as error:
             return min(error.attained - load.goal, -1e-9)
         return 0.0 if seen.sustained else min(seen.attained - seen.needed, -1e-9)

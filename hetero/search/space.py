@@ -26,6 +26,7 @@ from hetero.costs.replicas import replica
 from hetero.costs.transfer import Bits
 from hetero.deployment import Replica, Role
 from hetero.errors import HeteroError
+from hetero.grouping import grouped
 from hetero.question import Load
 from hetero.search.prices import MOST_STEP_TOKENS, WorkPrices
 
@@ -102,10 +103,10 @@ class ReplicaSpace:
     @cached_property
     def kinds(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of machines that are alike, kind by kind."""
-        found: dict[tuple[object, ...], list[int]] = {}
-        for m, one in enumerate(self.costs.machines):
-            key = (one.gpu, one.count, one.link, one.region, one.usd_per_h, self.costs.reach_s(m))
-            found.setdefault(key, []).append(m)
+        found = grouped(
+            ((one.gpu, one.count, one.link, one.region, one.usd_per_h, self.costs.reach_s(m)), m)
+            for m, one in enumerate(self.costs.machines)
+        )
         return tuple(map(tuple, found.values()))
 
     @cached_property
@@ -185,9 +186,7 @@ class ReplicaSpace:
         """Layouts one change away, the best bounds first: of alike machines, of one, of phases."""
         found = list(self._flipped(layout))
         for kind, numbers in enumerate(self.kinds):
-            groups: dict[object, list[int]] = {}
-            for m in numbers:
-                groups.setdefault(contents(layout, m), []).append(m)
+            groups = grouped((contents(layout, m), m) for m in numbers)
             for alike, (_, division) in product(groups.values(), self.divisions[kind]):
                 for n in sorted({len(alike), (len(alike) + 1) // 2, 1}):
                     some = alike[:n]
@@ -293,8 +292,7 @@ def best_first(
         negative, state = heapq.heappop(heap)
         yield -negative, state
         # Each state has one parent: with its last number that is not 0 one lower.
-        last = max((j for j, i in enumerate(state) if i), default=0)
-        for j in range(last, len(kinds)):
+        for j in range(max((j for j, i in enumerate(state) if i), default=0), len(kinds)):
             i, follows = state[j] + 1, j > 0 and kinds[j - 1] == kinds[j]
             if i < len(worth[kinds[j]]) and not (follows and i > state[j - 1]):
                 heapq.heappush(heap, entry((*state[:j], i, *state[j + 1 :])))

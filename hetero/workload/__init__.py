@@ -116,8 +116,7 @@ def attainable(name: str, source: TraceSource) -> TraceSource:
     """
     _check_name(name)
     dataset = datasets.dataset(_DATASETS.get(name, name))
-    hidden = not (dataset.public or datasets.available(dataset.name))
-    return "twin" if hidden else source
+    return "twin" if not (dataset.public or datasets.available(dataset.name)) else source
 
 
 def open_trace(

@@ -110,8 +110,7 @@ def fit(arrival_s: ArrayLike) -> Arrivals:
     if stamp_s > 0:
         arrival = np.rint(arrival / stamp_s) * stamp_s
     gaps = np.diff(arrival)
-    silent = min(SILENCES, len(arrival) // 50)
-    longest = np.argsort(-gaps, kind="stable")[:silent]
+    longest = np.argsort(-gaps, kind="stable")[: min(SILENCES, len(arrival) // 50)]
     bursty = bool(gaps[longest].sum() > arrival[-1] / 2)
     breaks = np.sort(longest) + 1 if bursty else np.empty(0, np.int64)
     edges = np.concatenate([[0], breaks, [len(arrival)]]).astype(np.int64)
@@ -126,8 +125,7 @@ def fit(arrival_s: ArrayLike) -> Arrivals:
     per_burst, left, width = model.bins()
     burst = np.repeat(np.arange(len(start)), np.diff(edges))
     within = np.floor((arrival - start[burst]) / bin_s).astype(np.int64)
-    first_bin = np.cumsum(per_burst) - per_burst
-    bins = first_bin[burst] + np.clip(within, 0, per_burst[burst] - 1)
+    bins = (np.cumsum(per_burst) - per_burst)[burst] + np.clip(within, 0, per_burst[burst] - 1)
     counts = np.bincount(bins, minlength=len(width)).astype(np.int64)
     place = np.clip(
         (arrival - left[bins]) / np.where(width > 0, width, 1.0)[bins], 0.0, 1 - 2.0**-LEVELS / 2
@@ -146,8 +144,7 @@ def _stamp(arrival_s: Floats) -> float:
 
 def _level(bin_s: float, width_s: Floats) -> LongInts:
     """Halvings that lead from ``bin_s`` to the nearest width; widths of 0 count as the finest."""
-    floor = bin_s / 2.0**LEVELS
-    return np.rint(np.log2(bin_s / np.maximum(width_s, floor))).astype(np.int64)
+    return np.rint(np.log2(bin_s / np.maximum(width_s, bin_s / 2.0**LEVELS))).astype(np.int64)
 
 
 def _correlations(bins: LongInts, place: Floats, level: LongInts) -> Floats:

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 from hetero import paths
 from hetero.display import Column, Shown, Table
 from hetero.errors import DownloadError
+from hetero.grouping import grouped
 from hetero.rows import read_rows
 
 MIRROR = "HETERO_DATA_MIRROR"
@@ -90,9 +91,10 @@ def registry() -> dict[str, Dataset]:
         read_rows(paths.data("specs", f"{name}.csv")).frame
         for name in ("datasets", "dataset_files")
     )
-    files: dict[str, list[RawFile]] = {}
-    for name, file, size_bytes, sha256, address in listed.itertuples(index=False, name=None):
-        files.setdefault(name, []).append(RawFile(file, int(size_bytes), sha256, address or None))
+    files = grouped(
+        (name, RawFile(file, int(size_bytes), sha256, address or None))
+        for name, file, size_bytes, sha256, address in listed.itertuples(index=False, name=None)
+    )
     return {
         name: Dataset(name, what, licence, citation, home, made_from, tuple(files[name]))
         for name, what, licence, citation, home, made_from in sets.itertuples(

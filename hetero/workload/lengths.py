@@ -145,8 +145,7 @@ def percentile_edges(source: ArrayLike, percent: Sequence[float]) -> tuple[int, 
 def _shares(source: Source, edges: LongInts, middle: LongInts) -> LengthRanges:
     if isinstance(source, LengthDistribution):
         total = source.cdf(edges - 1)
-        beyond = 1.0 - float(total[-1])
-        share = np.diff(total)
+        beyond, share = 1.0 - float(total[-1]), np.diff(total)
     else:
         lengths = np.asarray(source)
         beyond = float(np.mean(lengths >= edges[-1]))

@@ -45,9 +45,7 @@ def gap_cv(arrival_s: ArrayLike) -> float:
     0.0
     """
     gaps = np.diff(np.asarray(arrival_s, dtype=np.float64))
-    if len(gaps) < 2 or gaps.sum() == 0:
-        return float("nan")
-    return float(gaps.std() / gaps.mean())
+    return float("nan") if len(gaps) < 2 or gaps.sum() == 0 else float(gaps.std() / gaps.mean())
 
 
 def counts(arrival_s: ArrayLike, window_s: float) -> NDArray[np.int64]:
@@ -77,9 +75,7 @@ def fano(arrival_s: ArrayLike, window_s: float) -> float:
     """
     arrival = np.asarray(arrival_s, dtype=np.float64)
     whole = counts(arrival, window_s)[: int((arrival[-1] - arrival[0]) // window_s)]
-    if len(whole) < 2 or whole.sum() == 0:
-        return float("nan")
-    return float(whole.var() / whole.mean())
+    return float("nan") if len(whole) < 2 or whole.sum() == 0 else float(whole.var() / whole.mean())
 
 
 def pearson(a: ArrayLike, b: ArrayLike) -> float:
@@ -115,8 +111,7 @@ def ks_distance(a: ArrayLike, b: ArrayLike) -> float:
     # scipy's ks_2samp computes a p-value with every call; twins need the distance alone, often.
     at = np.concatenate([x, y])
     below_x = np.searchsorted(x, at, side="right") / len(x)
-    below_y = np.searchsorted(y, at, side="right") / len(y)
-    return float(np.abs(below_x - below_y).max())
+    return float(np.abs(below_x - np.searchsorted(y, at, side="right") / len(y)).max())
 
 
 def count_error(real_s: ArrayLike, other_s: ArrayLike, window_s: float = 60.0) -> float:
@@ -130,8 +125,7 @@ def count_error(real_s: ArrayLike, other_s: ArrayLike, window_s: float = 60.0) -
     0.5
     """
     real, other = counts(real_s, window_s), counts(other_s, window_s)
-    size = max(len(real), len(other))
-    difference = np.zeros(size, np.int64)
+    difference = np.zeros(max(len(real), len(other)), np.int64)
     difference[: len(real)] += real
     difference[: len(other)] -= other
     return float(np.abs(difference).sum() / real.sum())
@@ -193,12 +187,11 @@ class Description(Shown):
             ("correlation of input and output (Pearson)", "", self.pearson),
             ("rank correlation of input and output (Spearman)", "", self.spearman),
         ]
-        notes = () if self.span_s > 0 else ("All requests arrive at once: lengths only.",)
         return Table(
             f"{self.name} ({self.source})" if self.source else self.name,
             (Column("statistic"), Column("unit"), Column("value", digits=5)),
             tuple(rows),
-            notes,
+            () if self.span_s > 0 else ("All requests arrive at once: lengths only.",),
         )
 
 

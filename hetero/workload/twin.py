@@ -195,12 +195,11 @@ class Twin(Shown):
                 ("count bins", "", f"{len(self.arrivals.counts)} of {self.arrivals.bin_s:g} s"),
             ]
         rows.append(("file", "bytes", len(self.to_json())))
-        notes = () if self.arrivals is not None else ("All requests arrive at once: lengths only.",)
         return Table(
             f"Twin of {self.name} ({self.source})",
             (Column("part"), Column("unit"), Column("value")),
             tuple(rows),
-            notes,
+            () if self.arrivals is not None else ("All requests arrive at once: lengths only.",),
         )
 
     # In and out -----------------------------------------------------------------------------
@@ -277,10 +276,9 @@ class Twin(Shown):
         if "bursts_s" in fields:
             bursts = np.asarray(fields["bursts_s"], dtype=np.float64)
             length = bursts[:, 1]
-            start = np.round(np.cumsum(bursts.sum(axis=1)) - length, 2)
             arrivals = Arrivals(
                 bin_s=float(fields["bin_s"]),
-                start_s=start,
+                start_s=np.round(np.cumsum(bursts.sum(axis=1)) - length, 2),
                 length_s=length,
                 counts=np.asarray(fields["counts"], dtype=np.int64),
                 rho=np.asarray(fields["rho"], dtype=np.float64),

@@ -62,11 +62,12 @@ from hetero.arrays import Floats
 from hetero.catalog import gpu as find_gpu
 from hetero.catalog import link
 from hetero.errors import ParameterError
+from hetero.grouping import grouped
 from hetero.latency.calibration import roofline_fit
 from hetero.latency.frames import derived_frame
 from hetero.latency.models.efficiencies import PARTS, calibrated, chip, sources
 from hetero.latency.sources import measured
-from hetero.latency.tables import PHASES, Measurements, Phase
+from hetero.latency.tables import PHASES, Phase
 
 Fold: TypeAlias = Literal["gpu", "llm"]
 LeftOut: TypeAlias = tuple[Fold, str] | None
@@ -324,9 +325,7 @@ def _runs_of(
 
 
 def _is(rows: pd.DataFrame, fold: Fold, name: str) -> pd.Series[bool]:
-    if fold == "llm":
-        return rows["llm"] == name
-    return rows["gpu"].map(chip) == chip(name)
+    return rows["llm"] == name if fold == "llm" else rows["gpu"].map(chip) == chip(name)
 
 
 def _of_pairs(rows: pd.DataFrame, values: pd.Series[float]) -> float:
@@ -383,11 +382,11 @@ def _step_error(
 @lru_cache(maxsize=1)
 def _between_engines() -> StepError:
     """What the choice among three engines of one generation changes, and the reduction's error."""
-    replicas: dict[tuple[str, str, int], list[Measurements]] = {}
-    for table in measured.aiconfigurator():
-        if roofline_fit.takes_part(table):
-            key = (table.gpu, table.llm, table.tensor_parallel)
-            replicas.setdefault(key, []).append(table)
+    replicas = grouped(
+        ((table.gpu, table.llm, table.tensor_parallel), table)
+        for table in measured.aiconfigurator()
+        if roofline_fit.takes_part(table)
+    )
     rows = []
     for tables in replicas.values():
         decode = tables[0].decode

@@ -86,8 +86,7 @@ def _models() -> dict[str, dict[str, set[str]]]:
 
 def _measured(name: str) -> str:
     kinds = _models().get(name, {})
-    rows = calibrated()[calibrated()["gpu"] == name]
-    if not kinds and "package" in set(rows["grid"]):
+    if not kinds and "package" in set(calibrated()[calibrated()["gpu"] == name]["grid"]):
         return "operators"
     runs = derived_frame("offline_compute")["gpu"]
     found = [f"{kind}: {', '.join(sorted(llms))}" for kind, llms in kinds.items()]
@@ -109,8 +108,7 @@ def _other(gpu: Gpu) -> str:
     if level == "same chip":
         names = sorted({n for n in calibrated()["gpu"] if chip(n) == chip(gpu.name)})
         return f"estimated from {' and '.join(names)}"
-    runs = derived_frame("offline_compute")
-    if gpu.name in set(runs["gpu"]):
+    if gpu.name in set(derived_frame("offline_compute")["gpu"]):
         lent = "compute fitted to runs, the rest lent by other GPUs"
         return f"{served}; else {lent}" if served else lent
     return "assumed"

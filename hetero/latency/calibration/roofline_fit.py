@@ -93,8 +93,7 @@ def solved(tables: list[Measurements]) -> tuple[Floats, Floats]:
         gtol=1e-10,
     )
     jacobian = np.asarray(found.jac, dtype=np.float64)
-    covariance = np.linalg.inv(jacobian.T @ jacobian)
-    return np.exp(found.x), np.sqrt(np.diag(covariance))
+    return np.exp(found.x), np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
 
 
 def fitted(values: Floats, deviation: Floats, source: str) -> Efficiency:

@@ -156,10 +156,9 @@ def efficiency(gpu: Gpu, source: str | None = None, *, without: str = "") -> Eff
         for name in _MEMORY:
             if name not in own.iloc[0]["estimated"]:
                 values[name] = own.iloc[0][name]
-    loose = tuple(name for name in VALUES if name in carried or name in row["estimated"])
     return Efficiency.of(
         values.values(),
-        estimated=loose,
+        estimated=tuple(name for name in VALUES if name in carried or name in row["estimated"]),
         source=f"calibrated on {row['source']} ({row['engine']}, {row['gpu']})",
         provenance="derived" if row["gpu"] == gpu.name else "estimated",
     )

@@ -78,8 +78,7 @@ class FloorFit(Coefficients):
 
 def _jacobian(p: Floats, b: Floats, i: Floats) -> Floats:
     """Rows of the design: the floor's column where the floor is the larger, else the line's."""
-    columns = [b * i, np.ones_like(b), b][: len(p) - 1]
-    line = np.column_stack(columns)
+    line = np.column_stack([b * i, np.ones_like(b), b][: len(p) - 1])
     on_line = line @ p[1:] > p[0]
     return np.column_stack([~on_line, line * on_line[:, None]])
 
@@ -132,8 +131,7 @@ def fit_floor(
         if (~small).sum() < line.shape[1]:
             continue
         slopes = np.linalg.lstsq(line[~small] * w[~small, None], (y * w)[~small], rcond=None)[0]
-        floor = (y[small] * w[small] ** 2).sum() / (w[small] ** 2).sum()
-        start = np.array([floor, *slopes])
+        start = np.array([(y[small] * w[small] ** 2).sum() / (w[small] ** 2).sum(), *slopes])
         if best is None or (residuals(start) ** 2).sum() < (residuals(best) ** 2).sum():
             best = start
     if best is None or len(y) <= count:

@@ -73,8 +73,7 @@ class LayerLatency(Shown):
         """
         first, shortest = float(self.decode_ms[0]), float(self.prompt_tokens[0])
         knots = np.concatenate([[0.0], self.prompt_tokens])
-        level = min(first, float(self.prompt_ms[0]))
-        times = np.concatenate([[level], self.prompt_ms])
+        times = np.concatenate([[min(first, float(self.prompt_ms[0]))], self.prompt_ms])
         b = np.arange(1, int(self.decode_requests[-1]) + 1, dtype=np.float64)
         rest = self.decode_layer_ms(b) - np.interp(b, knots, times)
         piece = Piece(

@@ -292,8 +292,7 @@ class MoeModel(MoeCosts):
         most = n if max_output_tokens is None else np.asarray(max_output_tokens, np.float64)
         first = self.decode(s + 1.0, b, tp=t, gpus=e, output_tokens=most - 1.0)
         fits = first.fits
-        ran = np.where(fits, first.batch, 1.0)
-        last = self.decode_step(s + n, ran, t, e)
+        last = self.decode_step(s + n, np.where(fits, first.batch, 1.0), t, e)
         steps = n * (first.compute_ms + last["compute_ms"]) / 2.0
         start, fall = first.delta_ms, first.delta_ms - last["delta_ms"]
         fall = fall / np.maximum(n - 1.0, 1.0)

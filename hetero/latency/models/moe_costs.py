@@ -152,8 +152,7 @@ class MoeCosts(Shown):
             nodes: Floats | float = float(min(NODE_LIMIT, m.experts_active))
             if not self.oddities.always_four_nodes:
                 nodes = np.minimum(nodes, np.ceil(tp * dp / node))
-            across = (nodes - 1.0) * (node / tp) * n * m.hidden
-            size = self._move_ms(across, node * d.network_gbs)
+            size = self._move_ms((nodes - 1.0) * (node / tp) * n * m.hidden, node * d.network_gbs)
             if not self.oddities.always_four_nodes:
                 inside = np.minimum(tp * dp, node)
                 sent = (1.0 - 1.0 / inside) * m.experts_active * (n / tp) * m.hidden
@@ -188,8 +187,7 @@ class MoeCosts(Shown):
         m, t = self.llm, np.asarray(tp, np.float64)
         held = self.experts_per_gpu(gpus) + m.shared_experts if m.experts else 0.0 * t
         experts = m.moe_layers * (m.experts + m.shared_experts) * m.expert_params
-        other = m.params - m.layers * m.attention_params - experts
-        gib = 2.0**30
+        other, gib = m.params - m.layers * m.attention_params - experts, 2.0**30
         if self.oddities.memory_in_millions:
             exact = (other / gib, m.attention_params / 1e6, m.expert_params / 1e6)
             rest, attention, expert = _MEMORY_RULE.get(m.name, exact)

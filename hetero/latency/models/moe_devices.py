@@ -64,11 +64,10 @@ class MoeDevice(Shown):
         gpus_per_node: int = 8,
     ) -> MoeDevice:
         """Device of any GPU; without figures, 15 % of its multiprocessors communicate."""
-        comm = round(COMM_SHARE * sm_count) if comm_sm_count is None else comm_sm_count
         return cls(
             gpu=gpu,
             sm_count=sm_count,
-            comm_sm_count=comm,
+            comm_sm_count=round(COMM_SHARE * sm_count) if comm_sm_count is None else comm_sm_count,
             gpus_per_node=gpus_per_node,
             source="assumed",
         )

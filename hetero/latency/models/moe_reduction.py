@@ -36,8 +36,7 @@ def prefill_group(model: MoeModel, *, tp: int, dp: int) -> Reduction:
 
     def pieces_s(tokens: ArrayLike, pairs: ArrayLike) -> tuple[Floats, Floats]:
         t = model.prefill_step(tokens, pairs, tp=tp, dp=dp)
-        late = np.maximum(0.0, t.dispatch_ms - t.routed_ms)
-        hidden = t.compute_ms + model.llm.moe_layers * late
+        hidden = t.compute_ms + model.llm.moe_layers * np.maximum(0.0, t.dispatch_ms - t.routed_ms)
         shown = t.combine_ms - t.attention_ms - t.shared_ms
         return 1e-3 * hidden, 1e-3 * (hidden + model.llm.moe_layers * shown)
 
@@ -97,8 +96,7 @@ def decode_group(
     knots = {1.0, float(most)}
     if model.llm.experts:
         # The efficiency jumps where a micro-batch brings 1, 2, 4, ... tokens to an expert.
-        tokens = 2.0 ** np.arange(17)
-        held = float(model.experts_per_gpu(gpus))
+        tokens, held = 2.0 ** np.arange(17), float(model.experts_per_gpu(gpus))
         jumps = copies * tokens * held * _MICRO_BATCHES / model.llm.experts_active
         for jump in np.ceil(jumps - 1e-9).tolist():
             knots |= {n for n in (jump - 1.0, jump) if 1.0 < n < most}

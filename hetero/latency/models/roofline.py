@@ -307,8 +307,7 @@ class Roofline(Shown):
         bandwidth = self._bandwidth * e.bandwidth_efficiency * own.bandwidth_share
         computing = 2.0 * share * visits / flops
         reading = share * read * per_value / bandwidth
-        routing = self._share * model.moe_layers * own.layer_s
-        return np.asarray(computing + reading + routing)
+        return np.asarray(computing + reading + self._share * model.moe_layers * own.layer_s)
 
     def terms(
         self,
@@ -345,8 +344,7 @@ class Roofline(Shown):
         size, link = model.activation_bytes_per_token("fp16"), 1e9 * self.gpu.link_gbs
         spread = self._share * model.moe_layers if ranks > 1 else 0
         reduces = 2 * held - spread / 2 if spread else 2 * held
-        sent = reduces * (2.0 * (t - 1) / t) * size
-        hops = reduces * 2 * (t - 1)
+        sent, hops = reduces * (2.0 * (t - 1) / t) * size, reduces * 2 * (t - 1)
         one = np.ones_like(n)
         step = e.step_overhead_s if self.layers is None else 0.0
         experts = {"experts": self._experts(every)} if model.experts else {}

@@ -150,8 +150,7 @@ def _of_row(row: dict[str, object]) -> ProfiledStep:
             at_each("mixed_level_us", 1e-6),
             at_each("mixed_per_token_ns", 1e-9),
         )
-    rates = at_each("per_cached_ns", 1e-9)
-    knots = numbers("knots_tokens")
+    rates, knots = at_each("per_cached_ns", 1e-9), numbers("knots_tokens")
     pair_s = 1e-9 * float(numbers("per_pair_ns")[0])
     piece = Piece(knots, 1e-6 * numbers("knots_us"), rates, pair_s, mixed)
     degree = int(str(row["tensor_parallel"]))

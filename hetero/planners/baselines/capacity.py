@@ -62,8 +62,7 @@ def buckets(trace: Trace, *, inputs: int = 6, outputs: int = 4) -> tuple[Bucket,
     >>> len(found), round(sum(bucket.share for bucket in found), 6)
     (6, 1.0)
     """
-    x = trace.input_tokens.astype(np.float64)
-    y = trace.output_tokens.astype(np.float64)
+    x, y = trace.input_tokens.astype(np.float64), trace.output_tokens.astype(np.float64)
     found = []
     edges = np.unique(np.quantile(x, np.linspace(0, 1, inputs + 1)))
     edges[-1] = np.inf
@@ -111,8 +110,7 @@ def capacity_rps(replica: Replica, bucket: Bucket, slo: Slo | None = None) -> fl
         return 0.0
     batch = np.arange(1, most + 1, dtype=np.float64)
     prefill_s = float(replica.step.prefill_seconds([inputs]))
-    context = inputs + outputs / 2
-    decode_s = replica.step.seconds(batch, batch.astype(np.int64), batch * context)
+    decode_s = replica.step.seconds(batch, batch.astype(np.int64), batch * (inputs + outputs / 2))
     # The first token comes with the prefill.
     steps = outputs - 1.0
     rate = batch / (steps * decode_s + batch * prefill_s)

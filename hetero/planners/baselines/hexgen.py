@@ -109,8 +109,7 @@ class _Search:
         if min(rates) <= 0:
             return None
         # Requests of all sizes share the group's time.
-        busy = sum(b.share / rate for b, rate in zip(self.buckets, rates, strict=True))
-        return 1.0 / busy, best
+        return 1.0 / sum(b.share / rate for b, rate in zip(self.buckets, rates, strict=True)), best
 
     def deployed(
         self, partition: Partition

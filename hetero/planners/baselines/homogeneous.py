@@ -97,7 +97,7 @@ def colocated(
     costs = _alike(cluster, llm, settings)
     alternatives: list[_Alternative] = []
     for shape in _shapes(costs, only):
-        count = _per_machine(costs, shape)
+        count = costs.machines[0].count // shape.gpus
         places = [(m, n) for m in range(len(costs.machines)) for n in range(count)]
         pipelines = [_pipeline(costs, m, shape) for m, _ in places]
         nodes = [
@@ -242,17 +242,12 @@ def _pipeline(costs: CostModel, machine: int, shape: Shape) -> Pipeline:
     return costs.pipeline([PipelineStage(machine, shape.tensor_parallel, held) for held in layers])
 
 
-def _per_machine(costs: CostModel, shape: Shape) -> int:
-    return costs.machines[0].count // shape.gpus
-
-
 def _splits(costs: CostModel, first: Shape, second: Shape) -> Iterator[tuple[int, int]]:
     """Numbers of prefill and decode replicas per machine that leave no room for a further one."""
     count = costs.machines[0].count
     for prefill in range(1, count // first.gpus + 1):
         decode = (count - prefill * first.gpus) // second.gpus
-        left = count - prefill * first.gpus - decode * second.gpus
-        if decode >= 1 and left < first.gpus:
+        if decode >= 1 and count - prefill * first.gpus - decode * second.gpus < first.gpus:
             yield prefill, decode
 
 
@@ -294,8 +289,7 @@ def _best_kind(
     question: Question, name: str, requests: int, ask: Callable[..., BaselinePlan]
 ) -> Plan:
     """The plan of the kind of machines that carries most; goodput by the planner's own account."""
-    slo = ground.targets(question)
-    costs = ground.costs(question)
+    slo, costs = ground.targets(question), ground.costs(question)
     best: tuple[float, BaselinePlan] | None = None
     reasons: list[InfeasibleError] = []
     kinds = ground.alike(question.cluster)

@@ -11,6 +11,7 @@ from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.replicas import replica as costed_replica
 from hetero.deployment import Replica
 from hetero.errors import InfeasibleError
+from hetero.planners import ground
 
 DEGREES = (1, 2, 4, 8)
 """Tensor-parallel degrees that are tried."""
@@ -45,12 +46,8 @@ def kinds(cluster: Cluster, llm: Llm, settings: CostSettings | None = None) -> t
         If the model fits no machine on its own.
     """
     costs = CostModel(cluster, llm, settings or CostSettings())
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for number, machine in enumerate(cluster.machines):
-        key = (machine.gpu, machine.count, machine.usd_per_h, machine.link)
-        alike.setdefault(key, []).append(number)
     found = []
-    for numbers in alike.values():
+    for numbers in ground.alike(cluster):
         machine = cluster.machines[numbers[0]]
         instances = {}
         for degree in DEGREES:
@@ -64,7 +61,7 @@ def kinds(cluster: Cluster, llm: Llm, settings: CostSettings | None = None) -> t
                 instances[degree] = costed_replica(pipeline, f"{machine.gpu.name} t={degree}")
         if instances:
             parts = divisions(machine.count, tuple(instances))
-            found.append(Kind(machine, tuple(numbers), instances, parts))
+            found.append(Kind(machine, numbers, instances, parts))
     if not found:
         raise InfeasibleError(
             f"{llm.name} fits no machine of {cluster.name} on its own.",

@@ -36,6 +36,7 @@ from hetero.costs.replicas import compared_replica
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, SolverError, require, require_positive, require_share
+from hetero.grouping import grouped
 from hetero.planners import ground
 from hetero.planners.base import plan_of, planner
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
@@ -108,15 +109,12 @@ class MelangePlan(Shown):
                 for _ in range(count):
                     where = self.cluster.machines[free.pop(0)].name
                     for n, degree in enumerate(division):
-                        label = f"{where}/{n}"
-                        placed.append(((k, degree), kind.instances[degree], label))
+                        placed.append(((k, degree), kind.instances[degree], f"{where}/{n}"))
         return placed
 
     def router(self) -> RangeShares:
         """Requests to instances in the shares of the plan, by the length of their input."""
-        homes: dict[tuple[int, int], list[int]] = {}
-        for index, (key, _, _) in enumerate(self._placed()):
-            homes.setdefault(key, []).append(index)
+        homes = grouped((key, index) for index, (key, _, _) in enumerate(self._placed()))
         ranges = sorted({bucket.input_range for bucket in self.buckets})
         count = sum(len(where) for where in homes.values())
         weights = {span: [0.0] * count for span in ranges}
@@ -223,8 +221,7 @@ def fastest(
     >>> found.status, found.rate_rps > 0.5
     ('optimal', True)
     """
-    program = MelangeProgram(cluster, llm, trace, slo, load=load, settings=settings)
-    return program.largest(usd_per_h)
+    return MelangeProgram(cluster, llm, trace, slo, load=load, settings=settings).largest(usd_per_h)
 
 
 class MelangeProgram:

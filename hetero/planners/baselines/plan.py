@@ -11,6 +11,7 @@ from hetero.costs.pipeline import Pipeline, table_of_shares
 from hetero.deployment import Deployment
 from hetero.display import Shown, Table
 from hetero.errors import require, require_positive, require_share
+from hetero.grouping import summed
 from hetero.planners.base import plan_of
 from hetero.plans import Plan
 from hetero.routers import PairShares
@@ -138,17 +139,13 @@ def plan_of_baseline(
 ) -> Plan:
     """A baseline's plan with its fixed shares."""
     total = sum(plan.weights.values())
-    shares: dict[str, float] = {}
-    for (a, b), weight in plan.weights.items():
-        for name in {a, b}:
-            shares[name] = shares.get(name, 0.0) + weight / total
     return plan_of(
         planner,
         plan.deployment,
         plan.pipelines,
         plan.router(),
         routing or "fixed shares in rotation",
-        shares=shares,
+        shares=summed((one, w / total) for pair, w in plan.weights.items() for one in set(pair)),
         notes=(f"{plan.objective}: {plan.value:.4g} by the planner's own account.", *notes),
         evidence=plan,
     )

@@ -147,9 +147,7 @@ def _move(layout: Layout, most: Ints, draws: np.random.Generator) -> Layout | No
         a = int(draws.integers(len(starts)))
         start = int(draws.choice(edges))
         ends = edges[(edges > start) & (edges <= start + most[a])]
-        if not len(ends):
-            return None
-        return layout.changed([a], [start], [int(draws.choice(ends))])
+        return None if not len(ends) else layout.changed([a], [start], [int(draws.choice(ends))])
     # A boundary between blocks shifts by a layer.
     edges = np.unique(stops[starts >= 0])
     edges = edges[edges < layout.problem.llm.layers]
@@ -159,7 +157,6 @@ def _move(layout: Layout, most: Ints, draws: np.random.Generator) -> Layout | No
     new_starts = np.where(starts == edge, edge + by, starts)
     new_stops = np.where(stops == edge, edge + by, stops)
     held = new_stops - new_starts
-    used = starts >= 0
-    if (held[used] < 1).any() or (held > most).any():
+    if (held[starts >= 0] < 1).any() or (held > most).any():
         return None
     return Layout(layout.problem, new_starts, new_stops, partial=layout.partial)

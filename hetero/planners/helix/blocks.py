@@ -165,8 +165,7 @@ def _generate(
     # nearby prices join in.
     draws = stream(0, "blocks")
     for _ in range(variety):
-        nearby = price * np.exp(draws.normal(0.0, _SPREAD, len(price)))
-        for block, _ in pricing.blocks(nearby):
+        for block, _ in pricing.blocks(price * np.exp(draws.normal(0.0, _SPREAD, len(price)))):
             if block not in seen and (block.counts(len(found)) <= counts).all():
                 seen.add(block)
                 columns.append(block)
@@ -259,10 +258,8 @@ def _choose(
     lengths = np.array([float(block.layers) for block in columns])
     use = np.array([block.counts(len(found)) for block in columns], dtype=np.float64)
     times = program.variables(len(columns), objective=lengths, integer=True, upper=float(layers))
-    rows = program.rows(len(found), upper=counts)
-    program.entries(rows[:, None], times[None, :], use.T)
-    whole = program.rows(1, upper=float(layers))
-    program.entries(whole[0], times, lengths)
+    program.entries(program.rows(len(found), upper=counts)[:, None], times[None, :], use.T)
+    program.entries(program.rows(1, upper=float(layers))[0], times, lengths)
     if entries:
         wanted = program.rows(1, lower=float(entries))
         program.entries(wanted[0], times, [float(block.entry) for block in columns])

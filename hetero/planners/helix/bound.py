@@ -222,5 +222,4 @@ def _master(
         program.entries(program.rows(1, upper=1.0), used, runs)
     solution = program.solve(solver="glop", names="the configurations of layers")
     duals = np.maximum(solution.duals, 0.0)
-    run = float(duals[-1]) if runs is not None else 0.0
-    return solution.objective, duals[: len(held)], run
+    return solution.objective, duals[: len(held)], float(duals[-1]) if runs is not None else 0.0

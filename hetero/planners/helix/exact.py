@@ -51,11 +51,9 @@ def exact(
     tuple or None
         None where the program is too large or its limit came before a verdict.
     """
-    layers = problem.llm.layers
-    capacity = problem.link_tokens_per_s
+    layers, capacity = problem.llm.layers, problem.link_tokens_per_s
     n = len(problem.nodes)
-    off = ~np.eye(n + 1, dtype=bool)
-    bound_by_links = bool((capacity[off] < upper).any())
+    bound_by_links = bool((capacity[~np.eye(n + 1, dtype=bool)] < upper).any())
     kinds = (
         [NodeGroup(node.region, node.tokens_per_s, (k,)) for k, node in enumerate(problem.nodes)]
         if bound_by_links
@@ -82,13 +80,11 @@ def exact(
     program = Program()
     x = program.variables(len(spots), integer=True, upper=counts[group])
     f = program.variables(len(entries), objective=(entry == 0).astype(float))
-    own = program.rows(len(counts), upper=counts)
-    program.entries(own[group], x, 1.0)
+    program.entries(program.rows(len(counts), upper=counts)[group], x, 1.0)
     carried = program.rows(len(spots), upper=0.0)
     program.entries(carried[of], f, 1.0)
     program.entries(carried, x, -rate)
-    window = program.rows(1, lower=known * (1 + 1e-6), upper=upper)
-    program.entries(window[0], f[entry == 0], 1.0)
+    program.entries(program.rows(1, lower=known * (1 + 1e-6), upper=upper)[0], f[entry == 0], 1.0)
     # Every layer is held by nodes that together carry what is sought.
     covered = program.rows(layers, lower=known * (1 + 1e-6))
     for layer in range(layers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetero.arrays import Floats
+from hetero.grouping import grouped
 from hetero.placement import Problem
 
 
@@ -37,11 +38,11 @@ class NodeGroup:
 
 def groups(problem: Problem, *, by_region: bool = True) -> tuple[NodeGroup, ...]:
     """Nodes grouped by their table of throughput and, if asked for, their region."""
-    found: dict[tuple[str, bytes], list[int]] = {}
-    for k, node in enumerate(problem.nodes):
-        if node.max_layers:
-            key = (node.region if by_region else "", node.tokens_per_s.tobytes())
-            found.setdefault(key, []).append(k)
+    found = grouped(
+        ((node.region if by_region else "", node.tokens_per_s.tobytes()), k)
+        for k, node in enumerate(problem.nodes)
+        if node.max_layers
+    )
     return tuple(
         NodeGroup(region, problem.nodes[members[0]].tokens_per_s, tuple(members))
         for (region, _), members in found.items()

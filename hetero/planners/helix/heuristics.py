@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hetero.errors import InfeasibleError
+from hetero.grouping import grouped
 from hetero.placement import Placement, Problem
 from hetero.streams import stream
 
@@ -122,14 +123,11 @@ def separate(problem: Problem) -> Placement:
 
 
 def _pipelines(problem: Problem) -> LayerRanges:
-    kinds: dict[str, list[int]] = {}
-    for k, node in enumerate(problem.nodes):
-        kinds.setdefault(node.kind.name, []).append(k)
+    kinds = grouped((node.kind.name, k) for k, node in enumerate(problem.nodes))
     ranges: LayerRanges = {}
     for members in kinds.values():
         most = min(problem.nodes[members[0]].max_layers, problem.llm.layers)
-        depth = -(-problem.llm.layers // most) if most else len(members) + 1
-        count = len(members) // depth
+        count = len(members) // (-(-problem.llm.layers // most) if most else len(members) + 1)
         for pipeline in range(count):
             # Nodes left over by the division make pipelines deeper, not idle.
             ranges |= _even(problem, members[pipeline::count])

@@ -97,8 +97,7 @@ def kind(
     ends = bytes_of(llm.embedding_params + llm.output_params, costs.settings.engine.precision)
     layer_bytes = one.layer_bytes + ends / llm.layers
     held = np.arange(1, llm.layers + 1)
-    free = one.usable_bytes - held * layer_bytes
-    tokens = free / (held * one.kv_layer_bytes)
+    tokens = (one.usable_bytes - held * layer_bytes) / (held * one.kv_layer_bytes)
     good = (held * layer_bytes <= weights * one.usable_bytes) & (tokens >= BLOCK_TOKENS)
     if not good[0]:
         return None
@@ -220,7 +219,6 @@ def _links(costs: CostModel, machines: Sequence[int]) -> Links:
         except CatalogError:
             # One machine without a network: the coordinator stands beside it.
             link = machine.gpu_link
-        rate = 1e9 * link.bandwidth_gbs * costs.settings.network_share
-        bandwidth[i, n] = bandwidth[n, i] = rate
+        bandwidth[i, n] = bandwidth[n, i] = 1e9 * link.bandwidth_gbs * costs.settings.network_share
         latency_s[i, n] = latency_s[n, i] = link.latency_s
     return Links(bandwidth, latency_s)

@@ -96,8 +96,7 @@ def _of(
         network = FlowNetwork(placement(where), partial_inference)
         if partial_inference:
             network.max_flow()  # says which layer or link is missing
-        routing = "along the maximum flow"
-        return [plan_of_layers(name, question, where, network, routing, notes)]
+        return [plan_of_layers(name, question, where, network, "along the maximum flow", notes)]
 
     return _best(question, effort, placed)
 
@@ -161,8 +160,7 @@ def plan_of_layers(
         groups.append(Group(where.problem.nodes[k].name, "both", (stage,)))
         known = known and machine.usd_per_h is not None
         price += (machine.usd_per_h or 0.0) * where.gpus[k] / machine.count
-    used = sum(group.stages[0][2] for group in groups)
-    left = question.cluster.gpus - used
+    left = question.cluster.gpus - sum(group.stages[0][2] for group in groups)
     return Plan(
         planner=planner,
         groups=tuple(groups),

@@ -158,8 +158,7 @@ def place(
     seed: int = 0,
 ) -> FlowPlan:
     """Plan of a cluster: see :func:`search`."""
-    problem = Problem.of(cluster, llm, links=links, point=point)
-    return search(problem, effort=effort, seed=seed)
+    return search(Problem.of(cluster, llm, links=links, point=point), effort=effort, seed=seed)
 
 
 def search(

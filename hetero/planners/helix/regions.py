@@ -85,16 +85,14 @@ class LayoutPool:
 
     def sorted(self) -> list[tuple[Layout, str]]:
         """Layouts by falling flow."""
-        order = sorted(self.layouts.values(), key=lambda item: -item[0].value)
-        return order[: self.keep]
+        return sorted(self.layouts.values(), key=lambda item: -item[0].value)[: self.keep]
 
 
 def _shape(layout: Layout) -> bytes:
     """Equal for layouts that differ only in which of several equal nodes does what."""
     kinds = [(node.kind.name, node.region) for node in layout.problem.nodes]
     held = zip(layout.starts.tolist(), layout.stops.tolist(), strict=True)
-    rows = sorted(zip(kinds, held, strict=True))
-    return repr((rows, round(layout.value, 3))).encode()
+    return repr((sorted(zip(kinds, held, strict=True)), round(layout.value, 3))).encode()
 
 
 def too_small(problem: Problem) -> str:
@@ -191,8 +189,7 @@ def _line_of(
                 if layout.value < flow * (1 - 1e-3):
                     layout = exchange(layout, rounds // 3, draws, target=flow)
                 found.add(layout, "blocks")
-                best = max(best, layout.value)
-                low = max(flow, min(layout.value, high))
+                best, low = max(best, layout.value), max(flow, min(layout.value, high))
             flow = (low + high) / 2
     if best <= 0:
         return

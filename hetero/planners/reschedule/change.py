@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hetero.catalog import Link
 from hetero.cluster import Cluster, Network
 from hetero.errors import InfeasibleError, require
+from hetero.grouping import summed
 from hetero.planners.reschedule.service import PhaseService
 
 
@@ -62,11 +63,12 @@ def lose_machine(service: PhaseService, machine: str) -> ClusterChange:
 
 def lose_groups(service: PhaseService, names: frozenset[str]) -> ClusterChange:
     """All GPUs of some groups become unavailable."""
-    counts: dict[str, int] = {}
-    for name in names:
-        pipeline = service.group(name).pipeline
-        for stage, machine in zip(pipeline.stages, pipeline.machines, strict=True):
-            counts[machine.name] = counts.get(machine.name, 0) + stage.gpus
+    lost = [service.group(name).pipeline for name in names]
+    counts = summed(
+        (machine.name, stage.gpus)
+        for pipeline in lost
+        for stage, machine in zip(pipeline.stages, pipeline.machines, strict=True)
+    )
     what = f"{sum(counts.values())} GPUs of {', '.join(sorted(counts))} become unavailable"
     return ClusterChange(what, fewer(service.cluster, counts), names)
 

@@ -179,8 +179,7 @@ def compare(
 def joined(first: Trace, later: Trace, at_s: float, rng: np.random.Generator) -> Trace:
     """Requests of one trace before a time [s], and drawn from another from then on."""
     before = first.arrival_s < at_s
-    chosen = rng.integers(0, len(later), int((~before).sum()))
-    rest = later.all_at_once().take(chosen)
+    rest = later.all_at_once().take(rng.integers(0, len(later), int((~before).sum())))
     return Trace(
         first.arrival_s,
         np.concatenate([first.input_tokens[before], rest.input_tokens]),

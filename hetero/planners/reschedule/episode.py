@@ -118,8 +118,7 @@ class Episode(Shown):
     def in_flight(self, at_s: float) -> int:
         """Requests that had arrived and not ended at a time."""
         records = self.run.requests
-        before = records["arrival_s"] < at_s
-        return int((before & ~(records["finish_s"] <= at_s)).sum())
+        return int(((records["arrival_s"] < at_s) & ~(records["finish_s"] <= at_s)).sum())
 
     def arrived(self, era: int) -> Flags:
         """Which requests arrived in an era."""
@@ -223,10 +222,8 @@ def _check(eras: Sequence[Era]) -> None:
 
 
 def _link(deployment: Deployment, a: str, b: str) -> KvLink | None:
-    for source, target, link in deployment.links:
-        if (source, target) == (a, b):
-            return link
-    return deployment.default_link
+    own = (link for source, target, link in deployment.links if (source, target) == (a, b))
+    return next(own, deployment.default_link)
 
 
 def _same(before: Deployment, after: Deployment, name: str) -> bool:

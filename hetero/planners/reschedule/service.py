@@ -191,8 +191,7 @@ class PhaseService(Shown):
     def evaluator(self, demand: Demand | None = None) -> Evaluator:
         """Evaluator whose group k is group k in service, with the configuration that it has."""
         tagged = tuple((((k, 1),), one.pipeline) for k, one in enumerate(self.groups))
-        asked = demand or self.demand
-        return Evaluator(self.model, asked, self.slo, self.transfer, fixed=tagged)
+        return Evaluator(self.model, demand or self.demand, self.slo, self.transfer, fixed=tagged)
 
     def table(self) -> Table:
         """One row per group."""

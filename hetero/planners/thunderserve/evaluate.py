@@ -113,11 +113,9 @@ class Evaluator:
         first = [group for group, phase in design if phase == "prefill"]
         second = [group for group, phase in design if phase == "decode"]
         for group, pipeline in zip(first, built[0], strict=True):
-            if group not in self._prefill:
-                self._prefill[group] = Prefill.of(pipeline, self.demand)
+            self._prefill[group] = self._prefill.get(group) or Prefill.of(pipeline, self.demand)
         for group, pipeline in zip(second, built[1], strict=True):
-            if group not in self._decode:
-                self._decode[group] = Decode.of(pipeline, self.demand)
+            self._decode[group] = self._decode.get(group) or Decode.of(pipeline, self.demand)
         times = np.empty((len(first), len(second), 2))
         for i, (a, source) in enumerate(zip(first, built[0], strict=True)):
             for j, (b, target) in enumerate(zip(second, built[1], strict=True)):

@@ -54,8 +54,7 @@ def _divide(
         if not any(counts) or (most is not None and counts > most):
             continue
         # The largest of what is left comes first, so it holds a GPU of the first machine left.
-        first = next(k for k, n in enumerate(left) if n > 0)
-        if counts[first] == 0:
+        if counts[next(k for k, n in enumerate(left) if n > 0)] == 0:
             return
         one = group(enumerate(counts))
         if fleet.fits(one):

@@ -37,8 +37,7 @@ def neighbour(fleet: Fleet, current: Design, move: Move, rng: np.random.Generato
     if found is None:
         return None
     whole = all(fleet.fits(members) for members, _ in found)
-    both = {phase for _, phase in found} == set(PHASES)
-    return design(found) if whole and both else None
+    return design(found) if whole and {phase for _, phase in found} == set(PHASES) else None
 
 
 def neighbours(

@@ -66,13 +66,12 @@ def orchestrate(pairs: Pairs, *, iterations: int = 4, marginal: bool = True) -> 
     marginal
         Whether the gain of a pair counts what its load costs others.
     """
-    rate = pairs.demand.rate_rps
     a, b, c = pairs.prefill_share, pairs.decode_share, pairs.pair_share
     share = _proportional(a, b, c)
     value, gain = _value(pairs, share)
     done, settled = 0, value + _TINY >= 1.0  # nothing could improve on it by enough
     while done < iterations and not settled:
-        push = _marginal(pairs, share, gain, rate) if marginal else gain
+        push = _marginal(pairs, share, gain, pairs.demand.rate_rps) if marginal else gain
         # Serving is never worth less than not serving.
         target = transport(np.maximum(push, 1e-9), a, b, c)
         done += 1
@@ -91,8 +90,7 @@ def _proportional(a: Floats, b: Floats, c: Floats) -> Floats:
     total = min(1.0, float(a.sum()), float(b.sum()))
     if total <= 0:
         return np.zeros((len(a), len(b)))
-    share = total * np.outer(a / a.sum(), b / b.sum())
-    return np.asarray(np.minimum(share, c))
+    return np.asarray(np.minimum(total * np.outer(a / a.sum(), b / b.sum()), c))
 
 
 def _value(pairs: Pairs, share: Floats) -> tuple[float, Floats]:

@@ -67,8 +67,7 @@ def sizes(count: int) -> list[int]:
     """
     found = [count]
     while found[0] > 1:
-        least = next(p for p in range(2, found[0] + 1) if found[0] % p == 0)
-        found.insert(0, found[0] // least)
+        found.insert(0, found[0] // next(p for p in range(2, found[0] + 1) if found[0] % p == 0))
     return found
 
 
@@ -80,23 +79,18 @@ def shapes(fleet: Fleet) -> Iterator[Shape]:
     pairs.sort(key=lambda ab: -float(fleet.model.bandwidth_gbs[_two(fleet, *ab)]))
     found: dict[Shape, None] = {}
     for kind in kinds:
-        for n in sizes(fleet.inventory[kind]):
-            found[((kind, n),)] = None
-        for machines in range(2, min(number[kind], _MOST_WHOLE) + 1):
-            found[((kind, fleet.inventory[kind]),) * machines] = None
+        whole = ((kind, fleet.inventory[kind]),)
+        found |= {((kind, n),): None for n in sizes(fleet.inventory[kind])}
+        found |= {whole * n: None for n in range(2, min(number[kind], _MOST_WHOLE) + 1)}
     for a, b in pairs[:_MOST_PAIRS]:
-        for n, k in product(sizes(fleet.inventory[a]), sizes(fleet.inventory[b])):
-            found[tuple(sorted([(a, n), (b, k)]))] = None
-    for shape in found:
-        if fleet.fits(shape):
-            yield shape
+        parts = product(sizes(fleet.inventory[a]), sizes(fleet.inventory[b]))
+        found |= {tuple(sorted([(a, n), (b, k)])): None for n, k in parts}
+    return filter(fleet.fits, found)
 
 
 def _two(fleet: Fleet, a: int, b: int) -> tuple[int, int]:
     """Two different machines of these kinds."""
-    first = a
-    second = next(m for m, kind in enumerate(fleet.kinds) if kind == b and m != first)
-    return first, second
+    return a, next(m for m, kind in enumerate(fleet.kinds) if kind == b and m != a)
 
 
 def example(fleet: Fleet, shape: Shape) -> Group:
@@ -147,8 +141,7 @@ def _decode_met(one: Decode, rate_rps: float, evaluator: Evaluator) -> float:
     if target is None:
         target = (slo.e2e_s or np.inf) / 2.0 / max(demand.mean_output - 1.0, 1.0)
     batch = one.mean_batch(rate_rps)
-    high = batch + np.sqrt(demand.context_spread * batch)
-    token = float(np.interp(high, one.batch, one.token_s))
+    token = float(np.interp(batch + np.sqrt(demand.context_spread * batch), one.batch, one.token_s))
     return float(min(1.0, target / token))
 
 
@@ -179,8 +172,7 @@ def solve(
         program.entries(headroom, number[at], -rates[at])
         program.entries(program.rows(1, lower=1.0), number[at], 1.0)
         program.entries(program.rows(1, upper=rate_rps), served[at], 1.0)
-    balance = program.rows(1, lower=0.0, upper=0.0)
-    program.entries(balance, served, np.where(first, 1.0, -1.0))
+    program.entries(program.rows(1, lower=0.0, upper=0.0), served, np.where(first, 1.0, -1.0))
     for kind in sorted(set(fleet.kinds)):
         total = fleet.inventory[kind] * fleet.kinds.count(kind)
         used = [sum(n for k, n in column.shape if k == kind) for column in pool]

@@ -308,8 +308,7 @@ def replan(
         best = max(options, key=lambda one: evaluator.value(one).score)
         return PhasePlan.of(evaluator, best, search="light rescheduling")
     chosen = tabu or TabuSettings(steps=20, stall=8, moves=("flip",) if moves == "flip" else MOVES)
-    start = _both_phases(current)
-    found = TabuSearch.start(evaluator, chosen, seed=seed, start=start)
+    found = TabuSearch.start(evaluator, chosen, seed=seed, start=_both_phases(current))
     found.run()
     return PhasePlan.of(
         evaluator, found.best, search="light rescheduling", history=tuple(found.history)

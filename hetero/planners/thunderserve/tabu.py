@@ -121,8 +121,7 @@ class TabuSearch:
     @property
     def done(self) -> bool:
         """Whether all steps are done, or nothing better has been found for long enough."""
-        taken = len(self.history) - 1
-        stall = self.settings.stall
+        taken, stall = len(self.history) - 1, self.settings.stall
         return taken >= self.settings.steps or (
             stall is not None and taken - self.improved >= stall
         )

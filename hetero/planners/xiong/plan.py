@@ -30,8 +30,7 @@ _SAMPLE = 200  # requests, as in the paper
 @planner(NAME)
 def plan(question: Question, effort: Effort = NORMAL) -> Plan:
     """The degree of every machine by estimate, requests by workload (Xiong et al.)."""
-    costs = ground.costs(question)
-    kinds = ground.alike(question.cluster)
+    costs, kinds = ground.costs(question), ground.alike(question.cluster)
     asked = (question.cluster, question.llm, question.trace, question.engine)
     try:
         found = search(*asked, seed=question.seed)
@@ -49,8 +48,7 @@ def plan(question: Question, effort: Effort = NORMAL) -> Plan:
             continue
         for m in numbers:
             for k in range(costs.machines[m].count // degree):
-                stage = PipelineStage(m, degree, question.llm.layers)
-                pipelines.append(costs.pipeline([stage]))
+                pipelines.append(costs.pipeline([PipelineStage(m, degree, question.llm.layers)]))
                 nodes.append(compared_replica(pipelines[-1], f"{costs.machines[m].name}/{k}"))
     estimate = sum(
         len(numbers) * one.system_tps
@@ -83,11 +81,10 @@ def search(
         replace(cluster.machines[of[0]], gpu=cluster.machines[of[0]].linked_gpu)
         for of in ground.alike(cluster)
     )
-    sample = trace.sample(min(_SAMPLE, len(trace)), stream(seed, "planning"))
     return tensor_parallel.search(
         Cluster(cluster.name, tuple(linked)),
         llm,
-        sample,
+        trace.sample(min(_SAMPLE, len(trace)), stream(seed, "planning")),
         latency=tensor_parallel.padded(engine.source(trace)),
         weight_precision=engine.precision,
         kv_precision=engine.kv_precision,
