@@ -131,9 +131,11 @@ def _inventory(given: Any) -> tuple[dict[str, int], dict[str, float], tuple[MoeD
     """GPUs of each type, their prices [$/h] where a file states them, and the user's own types."""
 
     def is_cluster(text: object) -> bool:
-        if not isinstance(text, str) or text.endswith((".yaml", ".yml")):
-            return True
-        return "=" not in text and text in {one.name for one in cluster.clusters()}
+        return (
+            not isinstance(text, str)
+            or text.endswith((".yaml", ".yml"))
+            or ("=" not in text and text in {one.name for one in cluster.clusters()})
+        )
 
     texts: list[Any] = [given] if isinstance(given, str | Path | cluster.Cluster) else [*given]
     files = [text for text in texts if is_cluster(text)]

@@ -343,11 +343,13 @@ def _divided(ask: Ask, trace: Trace, too_long: list[str]) -> tuple[Any, ...]:
     if ask.prefix_cache and trace.prefix_ids is None:
         notes.append("Nothing is cached: the trace names no blocks that prompts share.")
     given = _by_machine("--kv-tokens", ask.kv_tokens, machines) if ask.kv_tokens else {}
-    replicas = (
-        replace(one, kv_tokens=given.get(one.name.partition(" t=")[0], one.kv_tokens))
-        for one in deployment.replicas
+    deployment = replace(
+        deployment,
+        replicas=tuple(
+            replace(one, kv_tokens=given.get(one.name.partition(" t=")[0], one.kv_tokens))
+            for one in deployment.replicas
+        ),
     )
-    deployment = replace(deployment, replicas=tuple(replicas))
     for at, count in degrees.items():
         gpu = machines.machine(at).linked_gpu
         here, limits = spec.on(gpu, llm, count, trace), spec.limits(gpu)

@@ -272,9 +272,8 @@ class Market:
     def sustains(self, counts: Counts, load: Load | None = None) -> bool:
         """Whether a fleet sustains the load in every seed."""
         load = load or self.load
-        if not counts or self._hopeless(counts, load):
-            return False
-        return self.play(counts, load).sustained
+        hopeful = bool(counts) and not self._hopeless(counts, load)
+        return hopeful and self.play(counts, load).sustained
 
     def _hopeless(self, counts: Counts, load: Load) -> bool:
         """Whether a short run of the first seed misses the goal by far."""

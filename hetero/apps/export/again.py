@@ -86,9 +86,10 @@ def _program(words: Sequence[str]) -> str:
 
 def _parses(text: str) -> bool:
     shell = shutil.which("sh")
-    if shell is None:
-        return True
-    return subprocess.run([shell, "-n"], input=text.encode(), capture_output=True).returncode == 0
+    return (
+        shell is None
+        or subprocess.run([shell, "-n"], input=text.encode(), capture_output=True).returncode == 0
+    )
 
 
 def _other(what: str) -> ExportError:

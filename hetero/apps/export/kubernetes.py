@@ -41,10 +41,11 @@ def manifests(service: Service) -> dict[str, list[Manifest]]:
     found: dict[str, list[Manifest]] = {}
     for name, family in service.families().items():
         vllm.check(service, family[0])
-        if len(family[0].machines) == 1:
-            found[name] = [_headless(service, name), _set(service, name, family)]
-        else:
-            found[name] = [_groups(service, name, family)]
+        found[name] = (
+            [_headless(service, name), _set(service, name, family)]
+            if len(family[0].machines) == 1
+            else [_groups(service, name, family)]
+        )
     return found
 
 
