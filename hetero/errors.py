@@ -56,10 +56,12 @@ class ParameterError(HeteroError):
     """A parameter that is unknown, missing, of the wrong type or out of range."""
 
 
-def require(good: bool, received: str, *, resolve: str) -> None:
-    """Raise :class:`ParameterError` with what was received unless it is good."""
+def require(
+    good: bool, received: str, *, resolve: str, error: type[HeteroError] = ParameterError
+) -> None:
+    """Raise the error, a :class:`ParameterError`, with what was received unless it is good."""
     if not good:
-        raise ParameterError(received, resolve=resolve)
+        raise error(received, resolve=resolve)
 
 
 def require_positive(**values: float) -> None:

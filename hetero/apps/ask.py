@@ -218,8 +218,7 @@ class Ask:
         """The model."""
         from hetero import catalog
 
-        known = isinstance(self.model, catalog.Llm)
-        return self.model if known else catalog.find_llm(self.model)
+        return self.model if isinstance(self.model, catalog.Llm) else catalog.find_llm(self.model)
 
     @property
     def fleet(self) -> Cluster:
@@ -349,8 +348,9 @@ def positive(option: str, value: float) -> float:
     >>> positive("--rate", 4.0)
     4.0
     """
-    good = 0 < value < math.inf
-    require(good, f"{option} is {value:g}.", resolve="give a number above 0, such as 4.")
+    require(
+        0 < value < math.inf, f"{option} is {value:g}.", resolve="give a number above 0, such as 4."
+    )
     return value
 
 

@@ -61,15 +61,17 @@ def _refitted(
     top = max(float(piece.knots_tokens[-1]), count)
     knots = np.unique([*piece.knots_tokens, 1.0, top, 2.0 * top])
     one, times = piece.seconds(1.0, 0, 0.0, 0.0), piece.seconds(knots, 0, 0.0, 0.0)
-    later = np.maximum(floor * one + prefill * (times - one), 0.0)
-    times = np.where(knots > 1.0, later, floor * times)
+    times = np.where(
+        knots > 1.0, np.maximum(floor * one + prefill * (times - one), 0.0), floor * times
+    )
     base = piece.seconds(b, 0, 0.0, 0.0)
     alone = base + piece.levels[at]
     alone = np.maximum(growth * alone + (decode - growth) * alone[0], 0.0)
     level = alone - np.interp(b, knots, times)
     per_cached, mixed_level, per_token = piece.mixed_rows[:, at]
-    more = (growth - floor) * base + (decode - growth) * base[0]
-    beside = np.maximum(growth * mixed_level + more, 0.0)
+    beside = np.maximum(
+        growth * mixed_level + ((growth - floor) * base + (decode - growth) * base[0]), 0.0
+    )
     bends = piece.bends and Bends(piece.bends.context_tokens, growth * piece.bends.extra_s[at])
     mixed = Mixed(growth * per_cached, beside, prefill * per_token)
     return Piece(

@@ -211,10 +211,12 @@ def _listed(ask: Ask) -> PriceList:
     )
     gpus = [*(ask.gpu or ())]
     if given or ask.within:
-        paths = [given] if isinstance(given, str | Path) else given or ()
-        own = [lists.load(path) for path in paths]
-        within = replace(ask, cluster=ask.within or "")
-        found = PriceList.joined(own or [PriceList.of_cluster(within.fleet)])
+        own = [
+            lists.load(path) for path in ([given] if isinstance(given, str | Path) else given or ())
+        ]
+        found = PriceList.joined(
+            own or [PriceList.of_cluster(replace(ask, cluster=ask.within or "").fleet)]
+        )
         found = found.only(gpus) if gpus else found
     else:
         found = lists.from_catalog(gpus or None)

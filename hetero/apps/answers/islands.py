@@ -67,11 +67,12 @@ def islands(ask: IslandAsk) -> Answer:
     if missing:
         prices = {}
     for gpu, count in check_inventory(held).items():
-        if count < ask.minimum:
-            raise InfeasibleError(
-                f"{count} {gpu} GPUs are fewer than the smallest island, {ask.minimum}.",
-                resolve="add GPUs of the type, lower --ask.minimum, or leave it out.",
-            )
+        require(
+            count >= ask.minimum,
+            f"{count} {gpu} GPUs are fewer than the smallest island, {ask.minimum}.",
+            resolve="add GPUs of the type, lower --ask.minimum, or leave it out.",
+            error=InfeasibleError,
+        )
     most = min(ask.largest, max(held.values()))
     sizes = [s for s in range(ask.minimum, most + 1) if not (ask.powers and s & (s - 1))]
     rates = islands_of.rates([(gpu, s) for gpu in held for s in sizes])
@@ -130,14 +131,15 @@ def _inventory(given: Any) -> tuple[dict[str, int], dict[str, float], tuple[MoeD
     """GPUs of each type, their prices [$/h] where a file states them, and the user's own types."""
 
     def is_cluster(text: object) -> bool:
-        if not isinstance(text, str) or text.endswith((".yaml", ".yml")):
-            return True
-        return "=" not in text and text in {one.name for one in cluster.clusters()}
+        return (
+            not isinstance(text, str)
+            or text.endswith((".yaml", ".yml"))
+            or ("=" not in text and text in {one.name for one in cluster.clusters()})
+        )
 
     texts: list[Any] = [given] if isinstance(given, str | Path | cluster.Cluster) else [*given]
     files = [text for text in texts if is_cluster(text)]
-    of_types = [text for text in texts if text not in files]
-    counts = pairs("GPUs", of_types, natural, _HINT)
+    counts = pairs("GPUs", [text for text in texts if text not in files], natural, _HINT)
     prices: dict[str, float] = {}
     devices: tuple[MoeDevice, ...] = ()
     for fleet in (Ask(one).fleet for one in files):

@@ -155,8 +155,9 @@ def _simulated(found: PhasePlan, lengths: Trace, requests: int, seed: int) -> di
     """Attainment and cost of the plan in a simulation with Poisson arrivals."""
     rng = stream(seed, "arrivals")
     served = lengths.sample(requests, rng).poisson(found.evaluator.demand.rate_rps, rng)
-    run = simulate(found.deployment(), served, found.router(), seed=seed)
-    seen = metrics(run, found.evaluator.slo)
+    seen = metrics(
+        simulate(found.deployment(), served, found.router(), seed=seed), found.evaluator.slo
+    )
     return {
         "requests": requests,
         "attainment": seen.attainment,

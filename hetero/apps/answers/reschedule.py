@@ -30,8 +30,9 @@ def reschedule(ask: PhaseAsk) -> Answer:
 
     The plan is that of :func:`hetero.apps.answers.phases.phases` with the same words.
     """
-    texts = ask.policies.split(",")
-    chosen: list[Any] = [choice("--policies", part.strip(), _POLICIES) for part in texts]
+    chosen: list[Any] = [
+        choice("--policies", part.strip(), _POLICIES) for part in ask.policies.split(",")
+    ]
     lose, lose_gpu, slow, shift = [*(ask.lose or ())], ask.lose_gpu, ask.slow, ask.shift
     seed, at, slo, budget = ask.seed, ask.at, ask.targets, ask.budget
     given = sum(map(bool, (lose, lose_gpu, slow, shift)))
@@ -79,8 +80,7 @@ def reschedule(ask: PhaseAsk) -> Answer:
         seed=seed,
     )
     answers = [one.answer for one in found.outcomes.values() if not isinstance(one, str)]
-    said = f"At {at:g} s {happened.what}."
-    return Answer(found, found.to_dict(), (made, said, *answers, found))
+    return Answer(found, found.to_dict(), (made, f"At {at:g} s {happened.what}.", *answers, found))
 
 
 def _slowed(text: str) -> tuple[str, str, float]:

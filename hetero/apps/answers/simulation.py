@@ -199,8 +199,9 @@ def simulation(ask: Ask) -> Simulated:
     if ask.figures is not None:
         from hetero.plots import timelines
 
-        span_s = float(first.arrival_s[-1] - first.arrival_s[0])
-        playing["sample_s"] = max(span_s / timelines.POINTS, 1.0)
+        playing["sample_s"] = max(
+            float(first.arrival_s[-1] - first.arrival_s[0]) / timelines.POINTS, 1.0
+        )
     found = compare(
         served,
         None if card is not None and not asked else routers,
@@ -236,8 +237,7 @@ def _seen(slo: Slo, names: Mapping[int, str], first: int, run: Run) -> dict[str,
     found += [
         (f"{run.router}, {label}", metrics(run, slo, priority=k)) for k, label in names.items()
     ]
-    whole = run if run.seed == first else None
-    return {**measured(run, slo), "found": found, "run": whole}
+    return {**measured(run, slo), "found": found, "run": run if run.seed == first else None}
 
 
 def _router(given: Any) -> Any:
@@ -343,11 +343,13 @@ def _divided(ask: Ask, trace: Trace, too_long: list[str]) -> tuple[Any, ...]:
     if ask.prefix_cache and trace.prefix_ids is None:
         notes.append("Nothing is cached: the trace names no blocks that prompts share.")
     given = _by_machine("--kv-tokens", ask.kv_tokens, machines) if ask.kv_tokens else {}
-    replicas = (
-        replace(one, kv_tokens=given.get(one.name.partition(" t=")[0], one.kv_tokens))
-        for one in deployment.replicas
+    deployment = replace(
+        deployment,
+        replicas=tuple(
+            replace(one, kv_tokens=given.get(one.name.partition(" t=")[0], one.kv_tokens))
+            for one in deployment.replicas
+        ),
     )
-    deployment = replace(deployment, replicas=tuple(replicas))
     for at, count in degrees.items():
         gpu = machines.machine(at).linked_gpu
         here, limits = spec.on(gpu, llm, count, trace), spec.limits(gpu)
@@ -395,8 +397,7 @@ def _by_machine(option: str, given: Any, machines: Cluster) -> dict[str, int]:
     if str(given).isdecimal():
         return {machine.name: int(given) for machine in machines.machines}
     hint = "write a number such as 2, or one per machine such as a=4,b=1."
-    texts = given.split(",") if isinstance(given, str) else given
-    found = pairs(option, texts, natural, hint)
+    found = pairs(option, given.split(",") if isinstance(given, str) else given, natural, hint)
     return {machines.machine(name).name: value for name, value in found.items()}
 
 

@@ -121,8 +121,7 @@ class Policy:
         need = np.clip(_first(shares, rates / (self.target * curve.peak_rps)), least, len(shares))
         padded = np.concatenate([np.full(hold, need[0]), need])
         held = np.lib.stride_tricks.sliding_window_view(padded, hold + 1).max(axis=1)
-        changes = np.flatnonzero(np.diff(held, prepend=0))
-        return [(float(marks[k]), int(held[k])) for k in changes]
+        return [(float(marks[k]), int(held[k])) for k in np.flatnonzero(np.diff(held, prepend=0))]
 
 
 def rentals(steps: Steps, start_s: float, drain_s: float, day_s: float) -> list[Rental]:
@@ -227,16 +226,14 @@ def autoscaled(day: DayPlan, policy: Policy | None = None) -> Autoscaled:
         trace = day_of(market.load, curve, seed)
         ways = (_tracking(day, policy, peak, trace), best, constant)
         found.append([_course(day, policy, way, trace, seed) for way in ways])
-    courses = tuple(_mean(each) for each in zip(*found, strict=True))
-    return Autoscaled(day, policy, start_s, courses)
+    return Autoscaled(day, policy, start_s, tuple(_mean(each) for each in zip(*found, strict=True)))
 
 
 def day_of(load: Load, curve: LoadCurve, seed: int) -> Trace:
     """Requests of a load whose rate changes as the curve says, from hour to hour."""
     marks = np.linspace(0.0, curve.end_s, len(curve.rates_rps) + 1)
     total = np.concatenate([[0.0], np.cumsum(3600.0 * np.array(curve.rates_rps))])
-    count = math.ceil(total[-1] + 6.0 * math.sqrt(total[-1]))
-    drawn = load.at(1.0).arrivals(count, seed)
+    drawn = load.at(1.0).arrivals(math.ceil(total[-1] + 6.0 * math.sqrt(total[-1])), seed)
     drawn = drawn.take(drawn.arrival_s < total[-1])
     return replace(drawn, arrival_s=np.interp(drawn.arrival_s, total, marks))
 

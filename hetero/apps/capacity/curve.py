@@ -32,7 +32,7 @@ from hetero.apps.capacity.market import Draws, Market
 from hetero.apps.capacity.trial import Outcome
 from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError, SolverError
+from hetero.errors import InfeasibleError, SolverError, require
 from hetero.planners.baselines.melange import MelangeProgram
 from hetero.programs import Program, SolverLimits
 from hetero.question import in_draws
@@ -58,11 +58,11 @@ class LoadCurve:
     rates_rps: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.rates_rps or not all(0 < rate < np.inf for rate in self.rates_rps):
-            raise ParameterError(
-                f"A load curve of {len(self.rates_rps)} hours needs rates above 0.",
-                resolve="give one rate above 0 per hour.",
-            )
+        require(
+            len(self.rates_rps) > 0 and all(0 < rate < np.inf for rate in self.rates_rps),
+            f"A load curve of {len(self.rates_rps)} hours needs rates above 0.",
+            resolve="give one rate above 0 per hour.",
+        )
 
     @property
     def peak_rps(self) -> float:
@@ -175,8 +175,7 @@ class DayPlan(Shown):
         return Table.of(title, columns, range(len(self.outcomes)), *notes)
 
     def _names(self, counts: Counts) -> str:
-        found = self.market.names(counts)
-        return ", ".join(f"{n} x {name}" for name, n in found.items()) or "-"
+        return ", ".join(f"{n} x {name}" for name, n in self.market.names(counts).items()) or "-"
 
 
 def day(
@@ -190,12 +189,12 @@ def day(
         Its load gives the requests, targets, goal and seeds; its rate must be the curve's peak.
     """
     load, say = market.load, progress or (lambda _: None)
-    if load.rate_rps < curve.peak_rps * (1 - 1e-9):
-        raise ParameterError(
-            f"The market was made for {load.rate_rps:g} requests/s, the curve has a peak of "
-            f"{curve.peak_rps:g}.",
-            resolve="make it for the peak.",
-        )
+    require(
+        load.rate_rps >= curve.peak_rps * (1 - 1e-9),
+        f"The market was made for {load.rate_rps:g} requests/s, the curve has a peak of "
+        f"{curve.peak_rps:g}.",
+        resolve="make it for the peak.",
+    )
     program = market.program(parts=_PARTS)
     factors = np.ones(len(curve.rates_rps))
     first: tuple[float, float] | None = None
@@ -226,8 +225,9 @@ def day(
     assert first is not None
     say("draws of step times")
     outcomes = tuple(map(market.play, fleets, loads))
-    hours = range(len(outcomes))
-    tight = sorted(sorted(hours, key=lambda h: (outcomes[h].mean, -curve.rates_rps[h]))[:_TIGHT])
+    tight = sorted(
+        sorted(range(len(outcomes)), key=lambda h: (outcomes[h].mean, -curve.rates_rps[h]))[:_TIGHT]
+    )
     each = [market.draws(fleets[hour], loads[hour]) for hour in tight]
     return DayPlan(
         market=market,

@@ -74,8 +74,9 @@ def flow_draws(best: PlacementCandidate, *, draws: int = DRAWS, seed: int = 0) -
     True
     """
     problem = best.placement.problem
-    errors = {node.kind.gpu: expected_error(node.kind.gpu) for node in problem.nodes}
-    factors = draw_factors(errors, draws, seed=seed)
+    factors = draw_factors(
+        {node.kind.gpu: expected_error(node.kind.gpu) for node in problem.nodes}, draws, seed=seed
+    )
     places = [(node.name, node.region) for node in problem.nodes]
     found = np.zeros(draws)
     for d in range(draws):

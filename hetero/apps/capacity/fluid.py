@@ -29,7 +29,7 @@ import numpy as np
 
 from hetero.arrays import Flags, Floats, Ints
 from hetero.deployment import Replica
-from hetero.errors import InfeasibleError
+from hetero.errors import InfeasibleError, require
 from hetero.planners.baselines.kinds import Kind
 from hetero.programs import Program, SolverLimits
 from hetero.workload import Trace
@@ -51,10 +51,8 @@ def together(first: Counts, second: Counts) -> Counts:
     >>> together({(0, (1,)): 2}, {(0, (1,)): -1, (1, (2, 2)): 1})
     {(0, (1,)): 1, (1, (2, 2)): 1}
     """
-    found = dict(first)
-    for at, n in second.items():
-        found[at] = found.get(at, 0) + n
-    return {at: n for at, n in sorted(found.items()) if n}
+    found = {at: first.get(at, 0) + second.get(at, 0) for at in sorted({**first, **second})}
+    return {at: n for at, n in found.items() if n}
 
 
 def work_s(replica: Replica, inputs: Floats, outputs: Floats) -> Floats:
@@ -125,11 +123,12 @@ class Fluid:
         fits = np.logical_or.reduce([np.isfinite(one[:, 0]) for one in work])
         self.left_out = float(1.0 - fits.mean())
         """Share of the requests that fit no instance."""
-        if not fits.any():
-            raise InfeasibleError(
-                "No request fits the KV cache of any instance.",
-                resolve="offer larger GPUs, or cut long requests.",
-            )
+        require(
+            bool(fits.any()),
+            "No request fits the KV cache of any instance.",
+            resolve="offer larger GPUs, or cut long requests.",
+            error=InfeasibleError,
+        )
         self.work = [one[fits] for one in work]
         order = np.lexsort((y[fits], np.round(4 * np.log2(1 + x[fits]))))
         self._ranges = np.array_split(order, min(_RANGES, int(fits.sum())))
@@ -158,13 +157,7 @@ class Fluid:
         return float(total @ held) / least if least > 0 else np.inf
 
     def least_usd_per_h(self, rate_rps: float) -> float:
-        """Bound on the price of any fleet that serves a rate [$/h].
-
-        Raises
-        ------
-        InfeasibleError
-            If no number of machines within the limits serves it.
-        """
+        """Bound on the price of any fleet that serves a rate [$/h]."""
         bound = 0.0
         if not self._cuts:
             least, total = self._inequality(self._relaxed())
@@ -221,8 +214,9 @@ class Fluid:
         """Weights from the cheapest fleet whose numbers of machines need not be whole."""
         program = Program(minimize=True)
         clocks = [program.rows(work.shape[1], upper=0.0) for work in self.work]
-        prices = [self.prices[k] for k, _ in self.columns]
-        machines = program.variables(len(self.columns), objective=prices)
+        machines = program.variables(
+            len(self.columns), objective=[self.prices[k] for k, _ in self.columns]
+        )
         for rows, (k, d) in zip(clocks, self.keys, strict=True):
             counts = [division.count(d) if kk == k else 0 for kk, division in self.columns]
             program.entries(rows[:, None], machines, -np.array(counts))
@@ -257,7 +251,7 @@ class Fluid:
         kind = np.array([k for k, _ in self.columns])
         machines = program.variables(
             len(self.columns),
-            upper=[self._most(k) for k in kind],
+            upper=[100_000 if most is None else most for most in (self.most[k] for k in kind)],
             objective=[self.prices[k] for k in kind],
             integer=True,
         )
@@ -273,8 +267,9 @@ class Fluid:
                 sum(division.count(d) * cut[i] for i, (kk, d) in enumerate(self.keys) if kk == k)
                 for k, division in self.columns
             ]
-            row = program.rows(1, lower=rate_rps)
-            program.entries(row, machines, np.array(worth) / max(cut[-1], 1e-300))
+            program.entries(
+                program.rows(1, lower=rate_rps), machines, np.array(worth) / max(cut[-1], 1e-300)
+            )
         try:
             found = program.solve(_LIMITS, solver="gscip", names=_NAMES)
         except InfeasibleError:
@@ -286,10 +281,6 @@ class Fluid:
         return found.dual_bound, {
             at: n for at, n in zip(self.columns, numbers, strict=True) if n > 0
         }
-
-    def _most(self, k: int) -> int:
-        limit = self.most[k]
-        return 100_000 if limit is None else limit
 
 
 def _weighed(work: Floats, weights: Floats) -> Floats:

@@ -17,7 +17,7 @@ from hetero.cluster import Cluster
 from hetero.comparison import footing
 from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Replica
-from hetero.errors import InfeasibleError
+from hetero.errors import InfeasibleError, require
 from hetero.planners.baselines.capacity import buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind, kinds
 from hetero.planners.baselines.melange import MelangeProgram
@@ -73,8 +73,7 @@ class Market:
                     self.offers += (offers[n],)
         self._kinds = tuple(found)
         every = (one for kind in found for one in kind.instances.values())
-        said = footing(every, came(trace, self.load.process), self.load.seeds)
-        self.notes = (*self.notes, said)
+        self.notes = (*self.notes, footing(every, came(trace, self.load.process), self.load.seeds))
 
     def _redundant(self, offer: Offer, division: tuple[int, ...]) -> bool:
         special = (None, None, None)  # no limit, no other prices
@@ -121,12 +120,12 @@ class Market:
     def program(self, only: str | None = None, parts: tuple[int, int] = (6, 4)) -> MelangeProgram:
         """The integer program of all kinds, or of those of one GPU type."""
         chosen = [k for k in self.kinds if only in (None, k.machine.gpu.name) and k.machines]
-        if not chosen:
-            raise InfeasibleError(
-                f"{self.prices.name} offers no machine of {only or 'any kind'} for "
-                f"{self.llm.name}.",
-                resolve="offer other machines.",
-            )
+        require(
+            bool(chosen),
+            f"{self.prices.name} offers no machine of {only or 'any kind'} for {self.llm.name}.",
+            resolve="offer other machines.",
+            error=InfeasibleError,
+        )
         return MelangeProgram(
             self.cluster,
             self.llm,
@@ -273,9 +272,8 @@ class Market:
     def sustains(self, counts: Counts, load: Load | None = None) -> bool:
         """Whether a fleet sustains the load in every seed."""
         load = load or self.load
-        if not counts or self._hopeless(counts, load):
-            return False
-        return self.play(counts, load).sustained
+        hopeful = bool(counts) and not self._hopeless(counts, load)
+        return hopeful and self.play(counts, load).sustained
 
     def _hopeless(self, counts: Counts, load: Load) -> bool:
         """Whether a short run of the first seed misses the goal by far."""

@@ -106,15 +106,16 @@ class PriceList:
     most_gpus: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.offers:
-            raise ParameterError(
-                f"The price list {self.name} offers no machine.", resolve="list at least one."
-            )
-        if not 0 <= self.start_s < 3600:
-            raise ParameterError(
-                f"A machine that starts in {self.start_s:g} s cannot be rented by the hour.",
-                resolve="give start_s of 0 or more and below 3600.",
-            )
+        require(
+            bool(self.offers),
+            f"The price list {self.name} offers no machine.",
+            resolve="list at least one.",
+        )
+        require(
+            0 <= self.start_s < 3600,
+            f"A machine that starts in {self.start_s:g} s cannot be rented by the hour.",
+            resolve="give start_s of 0 or more and below 3600.",
+        )
 
     @classmethod
     def of_cluster(cls, cluster: Cluster) -> PriceList:
@@ -280,7 +281,6 @@ def load(path: Path | str) -> PriceList:
             raise DataError(
                 f"machine of {entry.gpu}: {error.what}", path=path, resolve=error.resolve
             ) from None
-        fields = entry.model_dump(exclude={"gpu", "link"})
-        offers.append(Offer(gpu=gpu, link=link, **fields))
+        offers.append(Offer(gpu=gpu, link=link, **entry.model_dump(exclude={"gpu", "link"})))
     name = text.name or (path.stem if good(path.stem) else slug(path.stem))
     return PriceList(name, tuple(offers), text.source or path.name, text.start_s)

@@ -110,7 +110,10 @@ class Resilience(Shown):
     @property
     def holds(self) -> bool:
         """Whether the load is sustained through any single loss, with the plan or a new one."""
-        return all(_sustained(one) for one in (self.whole, *self.losses))
+        return all(
+            any(found is not None and found.sustained for found in (one.after, one.planned_again))
+            for one in (self.whole, *self.losses)
+        )
 
     @property
     def draws(self) -> tuple[bool, ...]:
@@ -151,8 +154,7 @@ class Resilience(Shown):
             f"For these step times the load ({targets}) {verdict} through any single loss. {safe}",
             *(f"Simulated: {one.shown}, with {self.load.arriving}." for one in shown[:1]),
         )
-        title = f"{self.plan.planner} without any one machine"
-        return Table.of(title, columns, every, *notes)
+        return Table.of(f"{self.plan.planner} without any one machine", columns, every, *notes)
 
 
 def resilience(
@@ -276,8 +278,7 @@ def _shock(plan: Plan, load: Load, replicas: tuple[str, ...]) -> tuple[float, fl
     for seed in load.seeds:
         trace = load.arrivals(load.requests(plan), seed)
         middle = float(trace.arrival_s[len(trace) // 2])
-        events = [Event(middle, name) for name in replicas]
-        run = plan.simulate(trace, seed, events=events)
+        run = plan.simulate(trace, seed, events=[Event(middle, name) for name in replicas])
         inside = (trace.arrival_s >= middle) & (trace.arrival_s < middle + _WINDOW_S)
         shares.append(attainment(run, load.slo, inside))
         hit.append(float((run.requests["retries"] > 0).sum()))
@@ -297,10 +298,6 @@ def _best(one: Loss) -> float:
     """Attainment with what is left or, of plans over a network, with a new plan."""
     found = one.after or one.planned_again
     return found.mean if found is not None else 0.0
-
-
-def _sustained(loss: Loss) -> bool:
-    return any(one is not None and one.sustained for one in (loss.after, loss.planned_again))
 
 
 def _names(machines: tuple[str, ...]) -> str:
@@ -421,8 +418,7 @@ def _with(plan: Plan, market: Market, counts: Counts) -> Plan:
     assert base is not None
     assert more is not None
     added = tuple(replace(one, name=f"spare {one.name}") for one in more.replicas)
-    whole = replace(base, replicas=base.replicas + added)
-    return replace(plan, router=router, serving=whole)
+    return replace(plan, router=router, serving=replace(base, replicas=base.replicas + added))
 
 
 def _own(market: Market, counts: Counts) -> list[tuple[str, tuple[str, ...]]]:

@@ -29,7 +29,7 @@ from hetero.apps.capacity.trial import Outcome
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError
+from hetero.errors import InfeasibleError, require
 from hetero.plans import Plan
 from hetero.question import DRAWS, Question, in_draws
 
@@ -176,8 +176,7 @@ class Sizing(Shown):
             said = f"No step time of {' and '.join(assumed)} was ever measured: "
             said += f"this fleet stays the cheapest in {in_draws(best.draws)}"
             if other is not None:
-                pairs = zip(other.draws, best.draws, strict=True)
-                instead = [a and not b for a, b in pairs]
+                instead = [a and not b for a, b in zip(other.draws, best.draws, strict=True)]
                 said += (
                     f"; in {100 * float(np.mean(instead)):.0f} % {self._fleet(other)} for "
                     f"{other.usd_per_h:.3f} $/h carries the load where it does not"
@@ -191,8 +190,9 @@ class Sizing(Shown):
             least = self.least_usd_per_h.get(name)
             if isinstance(one, Candidate):
                 safe = None if one.safe is None else 100 * one.safe
-                met = 100 * one.outcome.mean
-                rows.append((name, one.usd_per_h, least, met, safe, self._fleet(one)))
+                rows.append(
+                    (name, one.usd_per_h, least, 100 * one.outcome.mean, safe, self._fleet(one))
+                )
             else:
                 rows.append((name, None, least, None, None, one))
         rows.sort(key=lambda row: (row[1] is None, row[1] or row[2] or float("inf")))
@@ -262,12 +262,13 @@ def cheapest(
     """The cheapest fleet of a market for its load, see :func:`hetero.size`."""
     load, fluid = market.load, market.fluid
     say = progress or (lambda _: None)
-    if fluid.left_out > 1 - load.goal:
-        raise InfeasibleError(
-            f"{100 * fluid.left_out:.1f} % of the requests fit the KV cache of no machine of "
-            f"{market.prices.name}, and {100 * (1 - load.goal):.1f} % may be missed.",
-            resolve="offer larger machines, a lower precision, or cut long requests.",
-        )
+    require(
+        fluid.left_out <= 1 - load.goal,
+        f"{100 * fluid.left_out:.1f} % of the requests fit the KV cache of no machine of "
+        f"{market.prices.name}, and {100 * (1 - load.goal):.1f} % may be missed.",
+        resolve="offer larger machines, a lower precision, or cut long requests.",
+        error=InfeasibleError,
+    )
     say("bound")
     floor = fluid.least_usd_per_h(load.rate_rps)
     program = market.program().cheapest(load.rate_rps)
@@ -294,12 +295,13 @@ def cheapest(
             alone[name] = one
             found.append(one)
             least = min(least, one.usd_per_h)
-    if not found:
-        raise InfeasibleError(
-            f"No fleet of {market.prices.name} meets the targets for {100 * load.goal:g} % of "
-            f"{load.rate_rps:g} requests/s in simulation.",
-            resolve="relax the targets or the goal, or offer other or more machines.",
-        )
+    require(
+        bool(found),
+        f"No fleet of {market.prices.name} meets the targets for {100 * load.goal:g} % of "
+        f"{load.rate_rps:g} requests/s in simulation.",
+        resolve="relax the targets or the goal, or offer other or more machines.",
+        error=InfeasibleError,
+    )
     best = min(found, key=lambda one: one.usd_per_h)
     if best is not found[0] or mixed is None:
         # The best of one type may become cheaper still with other types.

@@ -27,7 +27,7 @@ from hetero.apps.capacity.prices import Offer
 from hetero.apps.capacity.sizing import cheapest
 from hetero.apps.capacity.states import Kind, Rental, availability, cheapest_set, events, states
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, require
 from hetero.question import in_draws
 from hetero.simulator import Event
 from hetero.simulator.saturation import attainment
@@ -137,11 +137,11 @@ def spot_risk(
 ) -> SpotRisk | None:
     """What a mix delivers over its states; None if it meets the goal too seldom."""
     for k, _ in spot:
-        if market.offers[k].spot_usd_per_h is None:
-            raise ParameterError(
-                f"{market.offers[k].name} has no spot price in {market.prices.name}.",
-                resolve="add spot_usd_per_h and losses_per_h to it.",
-            )
+        require(
+            market.offers[k].spot_usd_per_h is not None,
+            f"{market.offers[k].name} has no spot price in {market.prices.name}.",
+            resolve="add spot_usd_per_h and losses_per_h to it.",
+        )
     share, up = states([*spot.values()], [_serving(market, at) for at in spot])
     left = np.cumsum(share[::-1])[::-1]
     attained, goal, failed = np.zeros(len(share)), market.load.goal - 1e-12, 0.0
@@ -201,16 +201,16 @@ def cheapest_mix(
     played_hours, seed
         Hours of the answer that are played request by request, and the seed of the first.
     """
-    if not 0 < probability < 1:
-        raise ParameterError(
-            f"A probability of {probability:g} cannot be kept with machines that vanish.",
-            resolve="give a share of the time above 0 and below 1.",
-        )
-    if all(offer.spot_usd_per_h is None for offer in market.offers):
-        raise ParameterError(
-            f"No machine of {market.prices.name} that fits {market.llm.name} has a spot price.",
-            resolve="add spot_usd_per_h and losses_per_h to the price list.",
-        )
+    require(
+        0 < probability < 1,
+        f"A probability of {probability:g} cannot be kept with machines that vanish.",
+        resolve="give a share of the time above 0 and below 1.",
+    )
+    require(
+        not all(offer.spot_usd_per_h is None for offer in market.offers),
+        f"No machine of {market.prices.name} that fits {market.llm.name} has a spot price.",
+        resolve="add spot_usd_per_h and losses_per_h to the price list.",
+    )
     firm = cheapest(market, near=1.0, draws=0)
     base = _spot_fleet(market)
     usd_per_h = {(at, False): market.offers[at[0]].usd_per_h for at in firm.best.counts | base}

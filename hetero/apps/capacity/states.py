@@ -81,12 +81,12 @@ def cheapest_set(
         less = heapq.heappop(queue)[1]  # negative: at one price the first kinds come first
         if (found := holds(_counts(keys, less))) is not None:
             return found
-        last = max((k for k, n in enumerate(less) if n), default=0)
-        for k in range(last, len(keys)):
+        for k in range(max((k for k, n in enumerate(less) if n), default=0), len(keys)):
             more = (*less[:k], less[k] - 1, *less[k + 1 :])
             if allowed(_counts(keys, more)):
-                price = sum(-n * usd for n, usd in zip(more, prices, strict=True))
-                heapq.heappush(queue, (price, more))
+                heapq.heappush(
+                    queue, (sum(-n * usd for n, usd in zip(more, prices, strict=True)), more)
+                )
     return None
 
 

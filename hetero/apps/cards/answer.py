@@ -211,8 +211,9 @@ def _card(
     ]
     others.sort(key=lambda one: one.key, reverse=True)
     pool = [plan, *(one.plan for one in others[:_POOL] if drawable(one.plan))]
-    planned = {what: one.plan for what, one in near.items()}
-    changed = changes(pool, question, carried, replan, effort, planned)
+    changed = changes(
+        pool, question, carried, replan, effort, {what: one.plan for what, one in near.items()}
+    )
     worse = {id(one): _worse(one, question, carried, asked) for one in _runners(best, others)}
     slo = question.slo
     notes = [*plan.notes, *asked.cluster.notes, *asked.notes]

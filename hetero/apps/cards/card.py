@@ -53,7 +53,7 @@ from pydantic import (
 
 from hetero.catalog import EngineName
 from hetero.display import Shown, Table
-from hetero.errors import DataError, ParameterError
+from hetero.errors import DataError, require
 from hetero.files import writing
 from hetero.intervals import interval
 from hetero.naming import Line
@@ -346,9 +346,8 @@ class PlanCard(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The card as JSON values; what is no number is null."""
-        values = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "plan"}
-        head = {"format": FORMAT, "version": VERSION}
-        return head | values | {"plan": self.plan.to_dict()}
+        values = {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name != "plan"}
+        return {"format": FORMAT, "version": VERSION} | values | {"plan": self.plan.to_dict()}
 
     def to_json(self) -> str:
         """The card as JSON text, as the module describes it."""
@@ -363,11 +362,11 @@ class PlanCard(Shown):
     def save(self, path: Path | str, *, force: bool = False) -> None:
         """Write the card as JSON (``.json``) or as a page (``.html``)."""
         target = Path(path)
-        if target.suffix not in (".json", ".html"):
-            raise ParameterError(
-                f"{target.name} ends neither in .json nor in .html.",
-                resolve="end its name with one of them.",
-            )
+        require(
+            target.suffix in (".json", ".html"),
+            f"{target.name} ends neither in .json nor in .html.",
+            resolve="end its name with one of them.",
+        )
         text = self.to_json() if target.suffix == ".json" else self.to_html()
         with writing(target, force=force) as part:
             part.write_text(text, encoding="utf-8")
@@ -430,11 +429,12 @@ def _adapter() -> TypeAdapter[PlanCard]:
     return TypeAdapter(PlanCard)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value of a record as JSON has it, a number that is not finite as null."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -69,9 +69,8 @@ def contenders(
     not searched from.
     """
     effort = ARENA[asked.ask.effort]
-    if compared:
-        effort = replace(effort, designs=effort.designs // COMPARED)
-    effort = effort if rate_rps or asked.rate_given else replace(effort, designs=0)
+    designs = effort.designs // (COMPARED if compared else 1)
+    effort = replace(effort, designs=designs if rate_rps or asked.rate_given else 0)
     rows: list[Contender] = []
     for precision in asked.precisions:
         question = asked.at(precision)
@@ -103,9 +102,7 @@ def compete(question: Question, effort: Effort, asked: CardRequest, say: Progres
     much, so that a quick card asks them only where no other plan meets the targets.
     """
     known = planners(effort, experts=bool(question.llm.experts))
-    later = [one for one in known if one.name in _BLIND]
-    if asked.ask.effort != "quick":
-        later = []
+    later = [one for one in known if one.name in _BLIND and asked.ask.effort == "quick"]
     first = [one for one in known if one not in later]
     why = InfeasibleError("", resolve="")
     tried = partial(portfolio, question, effort=effort, seeds=_seeds(question), progress=say)
@@ -155,18 +152,13 @@ def winner(asked: CardRequest, best: Contender, found: Sequence[Contender]) -> s
 def planned_by(name: str, asked: CardRequest, question: Question) -> Plan:
     """Plan of one planner, and the best of so few near it that a card can ask for several."""
     effort = replace(ARENA[asked.ask.effort], designs=_NEAR)
-    one = planner(name, effort)
-    return portfolio(question, effort=effort, planners=[one], seeds=_seeds(question)).plan
+    return portfolio(
+        question, effort=effort, planners=[planner(name, effort)], seeds=_seeds(question)
+    ).plan
 
 
 def fast(question: Question, asked: CardRequest) -> Plan:
-    """The best plan of the planners that answer within a second or so, as it came.
-
-    Raises
-    ------
-    InfeasibleError
-        If none has a plan.
-    """
+    """The best plan of the planners that answer within a second or so, as it came."""
     best: Plan | None = None
     reason: InfeasibleError | None = None
     share = -1.0
@@ -205,8 +197,7 @@ def neighbours(
             plan = planned_by(name, asked, step.question)
         except InfeasibleError:
             continue
-        made = score(plan, question, seeds=_seeds(question))
-        row = Asked(f"{name} for {step.what}", plan, made)
+        row = Asked(f"{name} for {step.what}", plan, score(plan, question, seeds=_seeds(question)))
         rows[step.what] = Contender(question, row)
     return rows
 

@@ -176,8 +176,7 @@ def _contrasts(first: PlanCard, second: PlanCard, alike: bool) -> Iterator[Contr
         unit = "$ per 10^6 tokens"
         yield _contrast("cost", unit, first.usd_per_mtok, second.usd_per_mtok, alike)
     same = alike and first.question.rate_rps == second.question.rate_rps
-    names = {"requests_per_s": "throughput", "met joint": "within all targets"}
-    for key, name in names.items():
+    for key, name in {"requests_per_s": "throughput", "met joint": "within all targets"}.items():
         if key in first.served and key in second.served:
             factor, unit = (100.0, "%") if key.startswith("met") else (1.0, "requests/s")
             yield _contrast(name, unit, first.served[key], second.served[key], same, factor)

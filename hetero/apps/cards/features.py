@@ -83,11 +83,12 @@ def adapters(text: str, llm: Llm) -> Feature:
     good = count >= 1 and rank >= 1 and where in ("attention", "all")
     require(good, f"'{text}' are no adapters.", resolve=_ADAPTERS)
     size = count * adapter_bytes(llm, rank, everywhere=where == "all")
-    note = (
+    return Feature(
+        None,
+        size / _GIB,
         f"{count} adapters of rank {rank} hold {size / _GIB:.3g} GiB of each engine; that steps "
-        "take longer with them is not counted. Exported commands do not load them."
+        "take longer with them is not counted. Exported commands do not load them.",
     )
-    return Feature(None, size / _GIB, note)
 
 
 def adapter_bytes(llm: Llm, rank: int, *, everywhere: bool = False) -> int:

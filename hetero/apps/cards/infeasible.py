@@ -7,11 +7,12 @@ fleet; the nearest changes are planned and played until one suffices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from hetero.apps.cards.card import plain
 from hetero.apps.cards.delivery import LATENCIES, CardEffort
 from hetero.apps.cards.remedies import (
     Nearest,
@@ -128,23 +129,15 @@ class Explanation(Shown):
             lines = [f"- {one.what}" for one in self.nearest]
             parts.append("\n".join(["Any one of these would do:", *lines]))
         if self.tried:
-            reasons = by_reason(self.tried).items()
-            lines = [f"- {', '.join(names)}: {reason}" for reason, names in reasons]
+            lines = [
+                f"- {', '.join(names)}: {reason}" for reason, names in by_reason(self.tried).items()
+            ]
             parts.append("\n".join(["Planners without a plan:", *lines]))
         return "\n\n".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, Missed | Nearest):
-                return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-            if isinstance(value, tuple):
-                return [plain(each) for each in value]
-            return None if isinstance(value, float) and not np.isfinite(value) else value
-
-        values = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
-        return {"format": "hetero infeasible request", "version": 1} | values
+        return {"format": "hetero infeasible request", "version": 1, **plain(self)}
 
 
 class NoPlanError(InfeasibleError):
@@ -211,8 +204,7 @@ def explain(
     load = question.load(rate, precision=effort.precision)
     run, seen = judged(best, load, question.seed)
     unhurried = load.at(_IDLE_SHARE * rate).arrivals(len(run.requests), question.seed)
-    alone = best.simulate(unhurried, question.seed)
-    classes = tuple(_classes(question, run, alone))
+    classes = tuple(_classes(question, run, best.simulate(unhurried, question.seed)))
     again = winner or replan
     slower = by_rate(best, question, idle, effort)
     looser = [*by_targets(question, run, seen)]
@@ -316,8 +308,9 @@ def _unplanned(
         while factor < 1e6 and not suffices(looser(question, factor), replan):
             factor *= STEP
         if factor < 1e6:
-            text = f"All targets {factor:.3g} times as long."
-            nearest = [Nearest("targets", text, factor, "times")]
+            nearest = [
+                Nearest("targets", f"All targets {factor:.3g} times as long.", factor, "times")
+            ]
     nan = float("nan")
     return Explanation(
         f"{sentence}.",

@@ -128,8 +128,7 @@ def first_missed(run: Run, question: Question) -> str:
     for name, quantity in LATENCIES.items():
         target = getattr(question.slo, quantity)
         if target is not None:
-            values = getattr(run, quantity)
-            misses[name] = float(((values > target) | (~run.finished)).mean())
+            misses[name] = float(((getattr(run, quantity) > target) | (~run.finished)).mean())
     worst = max(misses, key=lambda name: misses[name], default="")
     return worst if worst and misses[worst] > 0 else ""
 
@@ -155,8 +154,9 @@ def _use(plan: Plan, question: Question, rate_rps: float) -> dict[str, float]:
         if of.any():
             found[name] = 100.0 * float(use[of].max())
     if run.samples is not None:
-        inside = run.samples.time_s <= span_s
-        found[CACHE] = 100.0 * float(run.samples.kv_use[inside].mean(axis=0).max())
+        found[CACHE] = 100.0 * float(
+            run.samples.kv_use[run.samples.time_s <= span_s].mean(axis=0).max()
+        )
     return found
 
 

@@ -94,13 +94,13 @@ def fragment(card: PlanCard) -> str:
 
 def _figures(card: PlanCard) -> str:
     """The figures that are read first, in large type."""
-    gpus = ", ".join(f"{n} {name}" for name, n in _used(card).items())
+    used = {one.gpu: one.count for one in card.sources}
     found = [("goodput", f"{sections.show(card.goodput_rps.value)} requests/s")]
     if card.usd_per_h is not None:
         found.append(("cost", f"{sections.show(card.usd_per_h, 4)} $/h"))
     if card.usd_per_mtok is not None:
         found.append(("per 10^6 tokens", f"{sections.show(card.usd_per_mtok.value)} $"))
-    found.append(("GPUs in use", gpus))
+    found.append(("GPUs in use", ", ".join(f"{n} {name}" for name, n in used.items())))
     return f"<div class='figures'>{_large(found)}</div>"
 
 
@@ -111,13 +111,10 @@ def _large(found: list[tuple[str, str]]) -> str:
     )
 
 
-def _used(card: PlanCard) -> dict[str, int]:
-    return {one.gpu: one.count for one in card.sources}
-
-
 def _bars(card: PlanCard) -> str:
     """Goodput on the way to its bound, and the goal's percentile of each latency to its target."""
-    rows = [_bar("goodput", card.goodput_rps, "requests/s", 1.0, _limit(card), "bound")]
+    bound = None if card.bound is None else card.bound.rate_rps
+    rows = [_bar("goodput", card.goodput_rps, "requests/s", 1.0, bound, "bound")]
     tail = min((50, 90, 95, 99), key=lambda p: abs(p - 100 * card.question.goal))
     for name, target in card.question.targets_s.items():
         one = card.latencies_s[name].get(tail)
@@ -125,10 +122,6 @@ def _bars(card: PlanCard) -> str:
             rows.append(_bar(f"{name.upper()} P{tail}", one, "ms", 1e3, target, "target"))
     title = "Goodput and latencies against their limits, with 90 % intervals"
     return f"<div class='bars' role='group' aria-label='{title}'>{''.join(rows)}</div>"
-
-
-def _limit(card: PlanCard) -> float | None:
-    return None if card.bound is None else card.bound.rate_rps
 
 
 def _bar(name: str, one: Sampled, unit: str, factor: float, limit: float | None, what: str) -> str:

@@ -39,8 +39,9 @@ class Nearest:
 
 def latencies(run: Run, field: str) -> NDArray[np.float64]:
     """Latencies with those of unserved requests infinite; one token has no TPOT and meets it."""
-    values = np.where(np.isnan(getattr(run, field)), 0.0, getattr(run, field))
-    return np.where(run.finished, values, np.inf)
+    return np.where(
+        run.finished, np.where(np.isnan(getattr(run, field)), 0.0, getattr(run, field)), np.inf
+    )
 
 
 def quantile(values: NDArray[np.float64], share: float) -> float:
@@ -66,8 +67,9 @@ def by_targets(question: Question, run: Run, seen: Judged) -> Iterator[Nearest]:
         if np.isfinite(least) and len(over) > 1:
             text = f"A target of {name.upper()} of {words(least)}, the others as they are."
             yield Nearest("target", text, least, f"s of {name}")
-    ratio = np.max([values / target for values, target in over.values()], axis=0)
-    factor = _ROUNDED_UP * quantile(ratio, seen.needed)
+    factor = _ROUNDED_UP * quantile(
+        np.max([values / target for values, target in over.values()], axis=0), seen.needed
+    )
     if np.isfinite(factor):
         wanted = ", ".join(
             f"{name.upper()} {words(factor * goal)}" for name, (_, goal) in over.items()
@@ -112,8 +114,9 @@ def by_rate(best: Plan, question: Question, idle: float, effort: CardEffort) -> 
     if idle < question.goal:
         return ()
     load = question.load(precision=effort.precision)
-    rates = [sustained_rps(best, load, question.seed + k) for k in range(effort.seeds)]
-    rate = float(np.mean(rates))
+    rate = float(
+        np.mean([sustained_rps(best, load, question.seed + k) for k in range(effort.seeds)])
+    )
     found = Nearest("rate", f"A rate of {rate:.3g} requests/s.", rate, "requests/s")
     return (found,) if rate > 0 else ()
 
@@ -162,8 +165,7 @@ def by_budget(question: Question, replan: Replan) -> Iterator[Nearest]:
             break
         middle = float(np.sqrt(low * high))
         low, high = (low, middle) if enough(middle) else (middle, high)
-    text = f"A budget of {high:,.4g} $/h instead of {budget:,.4g}."
-    yield Nearest("budget", text, high, "$/h")
+    yield Nearest("budget", f"A budget of {high:,.4g} $/h instead of {budget:,.4g}.", high, "$/h")
 
 
 def by_machines(question: Question, replan: Replan, carried_rps: float = 0.0) -> Iterator[Nearest]:
@@ -177,8 +179,9 @@ def by_machines(question: Question, replan: Replan, carried_rps: float = 0.0) ->
         def grown(count: int, machine: Machine = machine) -> Question:
             budget = question.budget_usd_per_h
             paid = None if budget is None else budget + count * (machine.usd_per_h or 0.0)
-            cluster = more(question.cluster, machine, count)
-            return replace(question, cluster=cluster, budget_usd_per_h=paid)
+            return replace(
+                question, cluster=more(question.cluster, machine, count), budget_usd_per_h=paid
+            )
 
         high = _MOST_MACHINES
         if now is not None and carried_rps > 0 and (one := bound(grown(1))) is not None:

@@ -20,7 +20,7 @@ from hetero.cluster import Cluster, Machine
 from hetero.cluster.fleets import fleet, linked
 from hetero.display import Column, Shown, Table
 from hetero.engines import EngineSpec
-from hetero.errors import CatalogError, ParameterError
+from hetero.errors import CatalogError, ParameterError, require
 from hetero.question import Question, within_context
 from hetero.simulator import Slo
 from hetero.simulator.uncertainty import Rule
@@ -110,11 +110,6 @@ class CardRequest(Shown):
 def requested(ask: Ask) -> CardRequest:
     """What is asked of :func:`hetero.plan`, read and checked.
 
-    Raises
-    ------
-    HeteroError
-        In one sentence, for whatever is unknown, missing or out of range.
-
     Examples
     --------
     >>> asked = request("xiong-v100-a800", model="Llama-3-8B", rate=2.0)
@@ -125,26 +120,29 @@ def requested(ask: Ask) -> CardRequest:
     choice("--choose", ask.choose, RULES)
     choice("--effort", ask.effort, EFFORTS)
     engine, release = ask.engine_release
-    if not (isinstance(seed, int) and seed >= 0):
-        raise ParameterError(f"The seed is {seed}.", resolve="give a whole number of 0 or more.")
+    require(
+        isinstance(seed, int) and seed >= 0,
+        f"The seed is {seed}.",
+        resolve="give a whole number of 0 or more.",
+    )
     for what, value in (("rate", rate), ("budget", budget)):
         if value is not None and not 0 < value < math.inf:
             raise ParameterError(
                 f"The {what} is {value:g}.", resolve="give a number above 0, or leave it out."
             )
     targets = ask.targets
-    if targets == Slo():
-        raise ParameterError(
-            "A plan card needs at least one target: without any, every rate would do.",
-            resolve="give targets such as ttft=500ms,tpot=50ms.",
-        )
+    require(
+        targets != Slo(),
+        "A plan card needs at least one target: without any, every rate would do.",
+        resolve="give targets such as ttft=500ms,tpot=50ms.",
+    )
     offered = linked(cluster) if isinstance(cluster, Cluster) else fleet(cluster)  # type: ignore[arg-type]
     for machine in offered.machines if budget is not None else ():
-        if machine.usd_per_h is None:
-            raise ParameterError(
-                f"A budget needs prices, and machine {machine.name} of {offered.name} has none.",
-                resolve="give its usd_per_h in the cluster file, or leave the budget out.",
-            )
+        require(
+            machine.usd_per_h is not None,
+            f"A budget needs prices, and machine {machine.name} of {offered.name} has none.",
+            resolve="give its usd_per_h in the cluster file, or leave the budget out.",
+        )
     llm, trace = ask.llm, ask.opened()
     ask = ask if ask.precision == "auto" else replace(ask, precision=llm.loaded_as(ask.precision))
     precision = ask.precision
@@ -158,8 +156,9 @@ def requested(ask: Ask) -> CardRequest:
     if len(requests) > size:
         requests = requests.sample(size, stream(seed, "requests of a card"))
     start = rate if rate is not None else (own if np.isfinite(own) else 1.0)
-    chosen = PRECISIONS if precision == "auto" else (precision,)
-    usable = tuple(p for p in chosen if able(offered, engine, p))
+    usable = tuple(
+        p for p in (PRECISIONS if precision == "auto" else (precision,)) if able(offered, engine, p)
+    )
     if not usable:
         rules, others = (
             serving_engine(engine),
@@ -172,11 +171,11 @@ def requested(ask: Ask) -> CardRequest:
         )
     stated = [features.speculation(ask.speculate, llm, usable[0])] if ask.speculate else []
     stated += [features.adapters(ask.lora, llm)] if ask.lora else []
-    if stated and not serving_engine(engine).limited:
-        raise ParameterError(
-            "Drafts and adapters are features of engines that exist.",
-            resolve="plan for vllm, sglang or trtllm.",
-        )
+    require(
+        not stated or serving_engine(engine).limited,
+        "Drafts and adapters are features of engines that exist.",
+        resolve="plan for vllm, sglang or trtllm.",
+    )
     spec = EngineSpec(
         name=engine,
         release=release,
@@ -232,11 +231,11 @@ def _printed(offered: Cluster, given: Mapping[str, int] | str) -> tuple[tuple[st
         name = name if by and number.isdecimal() else text
         with suppress(CatalogError):
             name = name if name in offered.gpu_types else catalog.gpu(name).name
-        if name not in offered.gpu_types or count < 1 or tokens < 1:
-            raise ParameterError(
-                f"A KV cache of {tokens} tokens on '{text}' is none of {offered.name}.",
-                resolve=f"name one or several GPUs, as in 2x{next(iter(offered.gpu_types))}=90000.",
-            )
+        require(
+            name in offered.gpu_types and count >= 1 and tokens >= 1,
+            f"A KV cache of {tokens} tokens on '{text}' is none of {offered.name}.",
+            resolve=f"name one or several GPUs, as in 2x{next(iter(offered.gpu_types))}=90000.",
+        )
         found.append((name, count, tokens))
     return tuple(found)
 

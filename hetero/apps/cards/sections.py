@@ -160,9 +160,11 @@ def _steps(deployment: Deployment) -> str:
 def delivers(card: PlanCard) -> Table:
     """Throughput, attainment and cost at the rate, with intervals."""
     rows: list[tuple[object, ...]] = [_row("goodput", "requests/s", card.goodput_rps)]
-    for key, (name, unit, factor) in _SERVED.items():
-        if key in card.served:
-            rows.append(_row(name, unit, card.served[key], factor))
+    rows += [
+        _row(name, unit, card.served[key], factor)
+        for key, (name, unit, factor) in _SERVED.items()
+        if key in card.served
+    ]
     if card.usd_per_mtok is not None:
         rows.append(_row("cost", "$ per 10^6 tokens", card.usd_per_mtok))
     seeds, draws = len(card.goodput_rps.seeds), len(card.goodput_rps.draws)
@@ -363,13 +365,10 @@ def text(card: PlanCard) -> str:
         said = table
         if card.limits is not None and table.notes == wrapped([card.limits.sentence]):
             said = Table(table.title, table.columns, table.rows)  # the head says it already
-        parts.append(f"{said.title}\n{'-' * len(said.title)}\n{_untitled(said)}")
+        untitled = Table("", said.columns, said.rows, said.notes)
+        parts.append(f"{said.title}\n{'-' * len(said.title)}\n{untitled}")
     parts += ["\n".join(wrapped(card.notes))] if card.notes else []
     return "\n\n".join(parts)
-
-
-def _untitled(table: Table) -> str:
-    return str(Table("", table.columns, table.rows, table.notes))
 
 
 def wrapped(sentences: list[str] | tuple[str, ...]) -> tuple[str, ...]:

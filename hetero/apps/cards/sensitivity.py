@@ -203,7 +203,9 @@ def _changed(
         near = replace(step.question, rate_rps=quick or step.question.rate_rps)
         found = goodput(best, near, effort, draws=draws, like=now)
     gain, price_usd = difference(found, now), best.usd_per_h
-    if step.like is not None and step.added not in _used(best):
+    if step.like is not None and step.added not in {
+        name for group in best.groups for name in _places(group)
+    }:
         how, more_usd = f"{how}, it stays idle", step.like.usd_per_h
         price_usd = price_usd + more_usd if price_usd and more_usd else None
     return ChangeEffect(step.what, found, gain, price_usd, how), best
@@ -221,11 +223,6 @@ def _pick(plans: Sequence[Plan], question: Question, near_rps: float) -> tuple[i
         if found > most:
             best, most = k, found
     return best, most
-
-
-def _used(plan: Plan) -> set[str]:
-    """Names of the machines that a plan uses."""
-    return {name for group in plan.groups for name in _places(group)}
 
 
 def _places(group: Group) -> set[str]:

@@ -143,10 +143,11 @@ class SeveralPlans(Shown):
             Column("load factor"),
             Column("price", "$/h"),
         )
-        each = zip(self.cards.items(), self.rates_rps, self.factors, strict=True)
         rows = tuple(
             (name, counts(one.question.gpus), rate, one.goodput_rps.value, factor, one.usd_per_h)
-            for (name, one), rate, factor in each
+            for (name, one), rate, factor in zip(
+                self.cards.items(), self.rates_rps, self.factors, strict=True
+            )
         )
         notes = [
             f"All models meet their targets up to {min(self.factors):.3g} times the rates. Planned "
@@ -196,11 +197,8 @@ def several(ask: Ask) -> SeveralPlans:
 
     # Which of the machines that are alike serve a model does not matter to what it carries.
     def at(model: int, own: tuple[int, ...]) -> CardRequest | None:
-        rest = tuple(n - k for n, k in zip(gpus, own, strict=True))
-        part = part_of(fleet, (own, rest), 0)
-        if part is None:
-            return None
-        return question(part, *loads[model])
+        part = part_of(fleet, (own, tuple(n - k for n, k in zip(gpus, own, strict=True))), 0)
+        return None if part is None else question(part, *loads[model])
 
     @cache
     def limit(model: int, own: tuple[int, ...]) -> float:
@@ -231,7 +229,8 @@ def several(ask: Ask) -> SeveralPlans:
         label = name if name not in cards else f"{name} ({m + 1})"
         say(label)
         # What cannot be carried in full is planned for as far as it can.
-        planned = rate * min(1.0, _MARGIN * found.factor)
-        cards[label] = answer(question(part, name, planned), ask.progress)[0]
+        cards[label] = answer(
+            question(part, name, rate * min(1.0, _MARGIN * found.factor)), ask.progress
+        )[0]
     cut = tuple(name for name in dict.fromkeys(held) if held.count(name) > 1)
     return SeveralPlans(fleet.name, cards, tuple(rate for _, rate in loads), found, cut)

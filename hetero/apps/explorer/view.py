@@ -234,17 +234,18 @@ def explore(
     assert plan.deployment is not None
     draw, curve = partial(_arriving, plan, taken), list[Point]()
     if rates := [load * plan.bound_rps for load in LOADS] if plan.bound_rps else []:
-        counted = partial(_counted, slo=slo)
-        others = compare(plan.deployment, chosen, draw, rates, [seed], measure=counted).frame
+        others = compare(
+            plan.deployment, chosen, draw, rates, [seed], measure=partial(_counted, slo=slo)
+        ).frame
         curve = [*map(Point, others["rate_rps"], others["served_rps"], others["met_rps"])]
     played = draw(rate_rps, seed)
     sample_s = max(float(np.ptp(played.arrival_s)), 1e-9) / _SAMPLES
     run = simulate(plan.deployment, played, deepcopy(chosen), seed=seed, sample_s=sample_s)
     begin_s, end_s = steady_s(run)
-    until_s = max(end_s, math.nextafter(begin_s, math.inf))
-    seen = metrics(run, slo, warmup_s=begin_s, until_s=until_s)
-    here = Point(rate_rps, **_counted(run, slo))
-    return View(plan, taken, slo, run, seen, here, tuple(curve))
+    seen = metrics(
+        run, slo, warmup_s=begin_s, until_s=max(end_s, math.nextafter(begin_s, math.inf))
+    )
+    return View(plan, taken, slo, run, seen, Point(rate_rps, **_counted(run, slo)), tuple(curve))
 
 
 _plans: dict[tuple[object, ...], tuple[tuple[object, ...], Plan, Trace]] = {}
@@ -261,8 +262,7 @@ def _planned(
 ) -> tuple[Plan, Trace]:
     """The plan with the bound of its deployment, and a sample of the requests."""
     # The order of a trace says nothing of its lengths: a sample stands for all of it.
-    rng = stream(seed, "requests")
-    taken = trace.sample(count, rng) if len(trace) > count else trace
+    taken = trace.sample(count, stream(seed, "requests")) if len(trace) > count else trace
     if isinstance(at, Cluster):
         # Asked as it is: that an engine does not run on a GPU keeps nobody from exploring it.
         plan = xiong.plan.make(Question(at, llm, taken, rate_rps=1.0, seed=seed))
@@ -293,8 +293,7 @@ def _needed(plan: Plan, taken: Trace, rate_rps: float) -> int:
 
 @lru_cache(maxsize=64)
 def _goodput_rps(taken: Trace, slo: Slo, plan: Plan) -> float:
-    load = Load(taken, plan.bound_rps or 1.0, slo, precision=_PRECISION)
-    return sustained_rps(plan, load, 0)
+    return sustained_rps(plan, Load(taken, plan.bound_rps or 1.0, slo, precision=_PRECISION), 0)
 
 
 def _counted(run: Run, slo: Slo) -> dict[str, float]:

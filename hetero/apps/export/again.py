@@ -26,13 +26,7 @@ _AROUND = frozenset({"[", "echo", "export", "head", "hostname", "cut", "wait"})
 
 
 def yaml(text: str, meant: Sequence[Any]) -> str:
-    """The text, whose documents are these values and no others.
-
-    Raises
-    ------
-    ExportError
-        If it reads otherwise.
-    """
+    """The text, whose documents are these values and no others."""
     try:
         found = list(YAML(typ="safe", pure=True).load_all(text))
     except YAMLError:
@@ -51,11 +45,6 @@ def script(text: str, meant: Iterable[Sequence[str]] | None = None, *, engines: 
         Words of each vLLM command with the variables before it; by default only counted.
     engines
         Number of such commands where their words are not given.
-
-    Raises
-    ------
-    ExportError
-        If it runs anything else.
     """
     found = commands(text)
     started = [words for words in found if _program(words) == "vllm"]
@@ -97,9 +86,10 @@ def _program(words: Sequence[str]) -> str:
 
 def _parses(text: str) -> bool:
     shell = shutil.which("sh")
-    if shell is None:
-        return True
-    return subprocess.run([shell, "-n"], input=text.encode(), capture_output=True).returncode == 0
+    return (
+        shell is None
+        or subprocess.run([shell, "-n"], input=text.encode(), capture_output=True).returncode == 0
+    )
 
 
 def _other(what: str) -> ExportError:

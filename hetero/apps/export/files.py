@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from hetero.apps.export import again, kubernetes, routing, skypilot, vllm
 from hetero.apps.export.service import ServedEngine, Service
 from hetero.apps.serving import written
-from hetero.errors import ExportError, ParameterError
+from hetero.errors import ExportError, ParameterError, require
 from hetero.latency import storage
 from hetero.naming import one_line, slug
 from hetero.routers import Builtin
@@ -68,26 +68,29 @@ def write(
     >>> [path.name for path in write(Service.of_deployment(plan, llm), "kubernetes", out)]
     ['v100-sxm2-32gb-tp4.yaml']
     """
-    if target not in TARGETS:
-        raise ParameterError(
-            f"No tool is called '{target}'.", resolve=f"use one of {', '.join(TARGETS)}."
-        )
-    found = kubernetes.addresses(service) if hosts == "kubernetes" else addresses(service)
-    texts = TARGETS[target](service, found)
+    require(
+        target in TARGETS,
+        f"No tool is called '{target}'.",
+        resolve=f"use one of {', '.join(TARGETS)}.",
+    )
+    texts = TARGETS[target](
+        service, kubernetes.addresses(service) if hosts == "kubernetes" else addresses(service)
+    )
     folder = Path(folder)
-    if not folder.parent.is_dir():
-        raise ParameterError(
-            f"The folder {folder.parent} of {folder.name} does not exist.",
-            resolve="create it first, or choose another folder.",
-        )
+    require(
+        folder.parent.is_dir(),
+        f"The folder {folder.parent} of {folder.name} does not exist.",
+        resolve="create it first, or choose another folder.",
+    )
     if folder.exists() and not folder.is_dir():
         raise _exists(folder, "choose another folder.")
     for name in texts:
-        if not (folder / name).resolve().is_relative_to(folder.resolve()):
-            raise ExportError(
-                f"The file {one_line(name)} would lie outside {folder}.",
-                resolve="choose an empty folder, or rename the machine.",
-            )
+        require(
+            (folder / name).resolve().is_relative_to(folder.resolve()),
+            f"The file {one_line(name)} would lie outside {folder}.",
+            resolve="choose an empty folder, or rename the machine.",
+            error=ExportError,
+        )
     for name in texts:
         if (folder / name).exists() and not force:
             raise _exists(
@@ -169,8 +172,7 @@ def _kubernetes(service: Service, _: Addresses) -> dict[str, str]:
 def _skypilot(service: Service, _: Addresses) -> dict[str, str]:
     found = {}
     for name, task in skypilot.tasks(service).items():
-        serves = "service" in task
-        start = f"sky serve up -n {name}" if serves else f"sky launch -c {name}"
+        start = f"sky serve up -n {name}" if "service" in task else f"sky launch -c {name}"
         head = (
             f"{_HEAD}# {start} --secret HF_TOKEN --secret {vllm.KEY} {name}.yaml\n"
             f"# The port is open to the internet: give {vllm.KEY} a value, which engines ask of "
@@ -183,11 +185,12 @@ def _skypilot(service: Service, _: Addresses) -> dict[str, str]:
 def _routing(service: Service, at: Addresses) -> dict[str, str]:
     meant = routing.table(service, at)
     text = routing.to_json(meant)
-    if routing.from_json(text) != meant:
-        raise ExportError(
-            "The routing table does not read as it was meant.",
-            resolve="rename machines and models plainly, with letters, digits and hyphens.",
-        )
+    require(
+        routing.from_json(text) == meant,
+        "The routing table does not read as it was meant.",
+        resolve="rename machines and models plainly, with letters, digits and hyphens.",
+        error=ExportError,
+    )
     return {"routing.json": text}
 
 
@@ -234,8 +237,9 @@ def _yaml(value: Mapping[str, Any]) -> str:
 
 
 def _text(representer: Any, value: str) -> Any:
-    style = "|" if "\n" in value else None
-    return representer.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+    return representer.represent_scalar(
+        "tag:yaml.org,2002:str", value, style="|" if "\n" in value else None
+    )
 
 
 TARGETS: Mapping[str, Callable[[Service, Addresses], dict[str, str]]] = {

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from hetero.apps.export import names, vllm
 from hetero.apps.export.service import FIRST_PORT, Part, ServedEngine, Service
 from hetero.catalog.engines import EnginePlatform
-from hetero.errors import ExportError
+from hetero.errors import ExportError, require
 from hetero.naming import slug
 
 Manifest: TypeAlias = dict[str, Any]
@@ -27,11 +27,6 @@ _START_S, _START_TRIES = 15, 240  # an hour to load the weights
 
 def manifests(service: Service) -> dict[str, list[Manifest]]:
     """Manifests by family of equal engines, each with the Service that names its engines.
-
-    Raises
-    ------
-    ExportError
-        If Kubernetes or vLLM cannot run an engine of the plan.
 
     Examples
     --------
@@ -46,10 +41,11 @@ def manifests(service: Service) -> dict[str, list[Manifest]]:
     found: dict[str, list[Manifest]] = {}
     for name, family in service.families().items():
         vllm.check(service, family[0])
-        if len(family[0].machines) == 1:
-            found[name] = [_headless(service, name), _set(service, name, family)]
-        else:
-            found[name] = [_groups(service, name, family)]
+        found[name] = (
+            [_headless(service, name), _set(service, name, family)]
+            if len(family[0].machines) == 1
+            else [_groups(service, name, family)]
+        )
     return found
 
 
@@ -92,12 +88,11 @@ def _manifest(version: str, kind: str, meta: Manifest, spec: Manifest) -> Manife
 
 
 def _set(service: Service, name: str, family: tuple[ServedEngine, ...]) -> Manifest:
-    labels = _labels(service, name)
     spec = {
         "serviceName": name,
         "replicas": len(family),
         "podManagementPolicy": "Parallel",
-        "selector": {"matchLabels": labels},
+        "selector": {"matchLabels": _labels(service, name)},
         "template": _pod(service, name, family[0], family[0].parts, leads=True),
     }
     return _manifest("apps/v1", "StatefulSet", _meta(service, name, family), spec)
@@ -129,12 +124,13 @@ def _pod(
     service: Service, name: str, one: ServedEngine, parts: tuple[Part, ...], *, leads: bool
 ) -> Manifest:
     kinds = dict.fromkeys(part.gpu for part in parts)
-    if len(kinds) > 1:
-        raise ExportError(
-            f"{one.name} takes {' and '.join(kinds)} of one machine, and a pod asks for GPUs of "
-            "one type.",
-            resolve="plan with one GPU type on each machine.",
-        )
+    require(
+        len(kinds) <= 1,
+        f"{one.name} takes {' and '.join(kinds)} of one machine, and a pod asks for GPUs of "
+        "one type.",
+        resolve="plan with one GPU type on each machine.",
+        error=ExportError,
+    )
     label, value = names.node_label(parts[0].gpu)
     resource = _platform(parts[0]).resource
     expression = {"key": label, "operator": "In", "values": [value]}

@@ -57,11 +57,6 @@ def node_label(gpu: str) -> tuple[str, str]:
 def skypilot(gpu: str) -> str:
     """Name of a GPU in SkyPilot.
 
-    Raises
-    ------
-    ExportError
-        If SkyPilot has no name for it.
-
     Examples
     --------
     >>> skypilot("A100-SXM-80GB")

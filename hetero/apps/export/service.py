@@ -13,7 +13,7 @@ from hetero.catalog import Llm
 from hetero.catalog.engines import EngineName, EnginePlatform, EngineStage, serving_engine
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.display import Column, Shown, Table
-from hetero.errors import CatalogError, ExportError
+from hetero.errors import CatalogError, ExportError, require
 from hetero.naming import host, one_line, slug
 from hetero.plans import Plan
 from hetero.routers import Builtin, Router
@@ -187,38 +187,42 @@ class Service(Shown):
     longest_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if not self.servings:
-            raise ExportError(
-                f"The plan of {self.name} has no engines.", resolve="export a plan that has some."
-            )
+        require(
+            bool(self.servings),
+            f"The plan of {self.name} has no engines.",
+            resolve="export a plan that has some.",
+            error=ExportError,
+        )
         # Both are words of the commands, which cannot be spelt in another way.
         for what, text in (("model", self.llm.name), ("weights", self.weights)):
-            if not text.isprintable():
-                raise ExportError(
-                    f"The {what} '{one_line(text)}' holds a line break or another control "
-                    "character.",
-                    resolve="name it in one line of plain text.",
-                )
-            if text.startswith("-"):
-                raise ExportError(
-                    f"The {what} '{text}' begins with a dash, and engines would take it for an "
-                    "option.",
-                    resolve="give a Hugging Face name, or a path such as ./-model.",
-                )
-        if not 0 < self.memory_fraction <= 1:
-            raise ExportError(
-                f"A memory fraction of {self.memory_fraction:g} starts no engine.",
-                resolve="give a share above 0 and up to 1, such as 0.9.",
+            require(
+                text.isprintable(),
+                f"The {what} '{one_line(text)}' holds a line break or another control character.",
+                resolve="name it in one line of plain text.",
+                error=ExportError,
             )
+            require(
+                not text.startswith("-"),
+                f"The {what} '{text}' begins with a dash, and engines would take it for an option.",
+                resolve="give a Hugging Face name, or a path such as ./-model.",
+                error=ExportError,
+            )
+        require(
+            0 < self.memory_fraction <= 1,
+            f"A memory fraction of {self.memory_fraction:g} starts no engine.",
+            resolve="give a share above 0 and up to 1, such as 0.9.",
+            error=ExportError,
+        )
         for serving in self.servings:
             held = sum(part.layers for part in serving.parts)
-            if held not in (0, self.llm.layers):
-                raise ExportError(
-                    f"Group {serving.name} holds {held} of the {self.llm.layers} layers of "
-                    f"{self.llm.name}: requests pass from node to node on chains of their own, "
-                    "and an engine of vLLM holds a whole model in fixed stages.",
-                    resolve="export a plan of whole replicas, such as one of `hetero plan phases`.",
-                )
+            require(
+                held in (0, self.llm.layers),
+                f"Group {serving.name} holds {held} of the {self.llm.layers} layers of "
+                f"{self.llm.name}: requests pass from node to node on chains of their own, "
+                "and an engine of vLLM holds a whole model in fixed stages.",
+                resolve="export a plan of whole replicas, such as one of `hetero plan phases`.",
+                error=ExportError,
+            )
 
     @classmethod
     def of_card(

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from hetero.apps.export import again, names, vllm
 from hetero.apps.export.service import FIRST_PORT, ServedEngine, Service
-from hetero.errors import ExportError
+from hetero.errors import ExportError, require
 from hetero.naming import one_line, slug
 
 Task: TypeAlias = dict[str, Any]
@@ -25,11 +25,6 @@ _START_S = 3600
 
 def tasks(service: Service) -> dict[str, Task]:
     """SkyPilot tasks by name; those with a ``service`` section are for ``sky serve up``.
-
-    Raises
-    ------
-    ExportError
-        If SkyPilot or vLLM cannot run an engine of the plan.
 
     Examples
     --------
@@ -46,7 +41,13 @@ def tasks(service: Service) -> dict[str, Task]:
         one = family[0]
         vllm.check(service, one)
         if len(one.machines) == 1 and one.phase == "both":
-            found[name] = _task(service, name, one) | {"service": _service(len(family))}
+            found[name] = _task(service, name, one) | {
+                "service": {
+                    "readiness_probe": {"path": "/health", "initial_delay_seconds": _START_S},
+                    "replicas": len(family),
+                    "load_balancing_policy": "least_load",
+                }
+            }
             continue
         for k in range(len(family)):
             label = name if len(family) == 1 else f"{name}-{k}"
@@ -54,22 +55,14 @@ def tasks(service: Service) -> dict[str, Task]:
     return found
 
 
-def _service(replicas: int) -> Task:
-    return {
-        "readiness_probe": {"path": "/health", "initial_delay_seconds": _START_S},
-        "replicas": replicas,
-        "load_balancing_policy": "least_load",
-    }
-
-
 def _task(service: Service, name: str, one: ServedEngine) -> Task:
     kinds = dict.fromkeys(part.gpu for part in one.parts)
-    if len(kinds) > 1:
-        raise ExportError(
-            f"{one.name} spans {' and '.join(kinds)}, and the nodes of a SkyPilot task are all "
-            "alike.",
-            resolve="plan with one GPU type per replica, or export to vllm or kubernetes.",
-        )
+    require(
+        len(kinds) <= 1,
+        f"{one.name} spans {' and '.join(kinds)}, and the nodes of a SkyPilot task are all alike.",
+        resolve="plan with one GPU type per replica, or export to vllm or kubernetes.",
+        error=ExportError,
+    )
     where = one.parts[0].platform
     if where is None or where.vendor not in ("NVIDIA", "AMD"):
         raise ExportError(
@@ -98,8 +91,7 @@ def _task(service: Service, name: str, one: ServedEngine) -> Task:
 
 
 def _run(service: Service, one: ServedEngine, nodes: int) -> str:
-    words = ["vllm", "serve", service.model, *vllm.arguments(service, one)]
-    command = shlex.join(words)
+    command = shlex.join(["vllm", "serve", service.model, *vllm.arguments(service, one)])
     notes = "".join(f"# Note: {one_line(note)}\n" for note in vllm.notes(service, one))
     if one.phase != "both":
         notes += "export VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname -I | cut -d' ' -f1)\n"
@@ -116,5 +108,4 @@ def _run(service: Service, one: ServedEngine, nodes: int) -> str:
 
 def disk_gb(service: Service) -> int:
     """Disk of a node: the checkpoint twice over, and the system [GB]."""
-    bits = 32 if service.precision == "fp32" else 16
-    return 256 + round(2 * service.llm.params * bits / 8e9)
+    return 256 + round(2 * service.llm.params * (32 if service.precision == "fp32" else 16) / 8e9)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hetero.apps.export import again
 from hetero.apps.export.service import FIRST_PORT, VLLM, ServedEngine, Service
 from hetero.catalog import serving_engine
-from hetero.errors import ExportError
+from hetero.errors import ExportError, require
 from hetero.naming import one_line
 
 VERSION = VLLM.version
@@ -82,11 +82,6 @@ class Command:
 
 def commands(service: Service, serving: ServedEngine) -> tuple[Command, ...]:
     """Processes of one engine, its head first.
-
-    Raises
-    ------
-    ExportError
-        If vLLM cannot run the engine; the text says which of its rules it breaks.
 
     Examples
     --------
@@ -196,13 +191,7 @@ def environment(service: Service, serving: ServedEngine) -> list[tuple[str, str]
 
 
 def check(service: Service, serving: ServedEngine) -> None:
-    """Refuse an engine that vLLM cannot run.
-
-    Raises
-    ------
-    ExportError
-        Naming the rule that it breaks.
-    """
+    """Refuse an engine that vLLM cannot run."""
     name, llm, engine = serving.name, service.llm, serving.engine
     precision, kv_precision = types(service, serving)
     degree, where = serving.parts[0].degrees[0], serving.parts[0].platform
@@ -212,13 +201,14 @@ def check(service: Service, serving: ServedEngine) -> None:
             "are files for vLLM.",
             resolve="plan with --engine vllm, or export the routing table.",
         )
-    if not all(serving.machines):
-        raise ExportError(
-            f"Island {name} divides its experts over {serving.gpus} GPUs wherever they stand: the "
-            "plan names no machines, on which engines would start.",
-            resolve="export the routing table, and start the islands as vLLM's guide to expert "
-            "parallelism says for your machines.",
-        )
+    require(
+        all(serving.machines),
+        f"Island {name} divides its experts over {serving.gpus} GPUs wherever they stand: the "
+        "plan names no machines, on which engines would start.",
+        resolve="export the routing table, and start the islands as vLLM's guide to expert "
+        "parallelism says for your machines.",
+        error=ExportError,
+    )
     misfit = _WRITTEN.misfit(name, [part.seen for part in serving.parts], serving.phase)
     if misfit is not None:
         raise ExportError(misfit.what, resolve=misfit.resolve)
@@ -256,8 +246,7 @@ def check(service: Service, serving: ServedEngine) -> None:
         ),
     )
     for good, what, resolve in rules:
-        if not good:
-            raise ExportError(what, resolve=resolve)
+        require(good, what, resolve=resolve, error=ExportError)
 
 
 def notes(service: Service, serving: ServedEngine) -> tuple[str, ...]:
@@ -326,6 +315,7 @@ def scripts(service: Service) -> dict[str, str]:
             lines += ["", f"# {one_line(serving.name)}, {serving.phase}"]
             lines += [f"# Note: {one_line(note)}" for note in command.notes]
             lines.append(f"{command.text} &")
-        text = "\n".join([*lines, "", "wait", ""])
-        found[host] = again.script(text, [command.words for _, command in started])
+        found[host] = again.script(
+            "\n".join([*lines, "", "wait", ""]), [command.words for _, command in started]
+        )
     return found

@@ -155,22 +155,24 @@ class Endpoint:
                     finished = finished or choice.finish_reason is not None
         except Exception as error:
             raise self._explained(error, begun=bool(chunks)) from error
-        if not chunks and not finished:
-            raise EndpointError(
-                f"{self.url} answered without streaming.",
-                resolve="use an endpoint whose /v1/completions streams (server-sent events).",
-            )
-        if not finished:
-            raise EndpointError(
-                f"{self.url} broke off after {len(chunks)} pieces of an answer.",
-                resolve="look at the server's log, and run the same command again to go on.",
-            )
-        if not chunks:
-            raise EndpointError(
-                f"{self.url} ended an answer without any text.",
-                resolve="use a model whose output can be shown, and an engine that knows "
-                "ignore_eos.",
-            )
+        require(
+            bool(chunks or finished),
+            f"{self.url} answered without streaming.",
+            resolve="use an endpoint whose /v1/completions streams (server-sent events).",
+            error=EndpointError,
+        )
+        require(
+            finished,
+            f"{self.url} broke off after {len(chunks)} pieces of an answer.",
+            resolve="look at the server's log, and run the same command again to go on.",
+            error=EndpointError,
+        )
+        require(
+            bool(chunks),
+            f"{self.url} ended an answer without any text.",
+            resolve="use a model whose output can be shown, and an engine that knows ignore_eos.",
+            error=EndpointError,
+        )
         if usage is None:
             raise EndpointError(
                 f"{self.url} does not say how many tokens a request had.",

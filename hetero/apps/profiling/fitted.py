@@ -194,12 +194,14 @@ def _with_bends(
         bend = _bend(_powers(prefills), prefills.seconds)
         # Between knots 20 % apart a parabola and its chord are at most 0.3 % apart.
         least = max(total.min(), max_batch + 1.0)
-        count = 2 + int(np.log(total.max() / least) / np.log(1.2))
-        later = np.geomspace(least, total.max() + 1.0, count)
+        later = np.geomspace(
+            least, total.max() + 1.0, 2 + int(np.log(total.max() / least) / np.log(1.2))
+        )
         later_s = np.vander(later, 3, increasing=True) @ bend
         if decodes is not None:
-            beside = bend[2] * batches * float(decodes.length_tokens.mean())
-            mixed = Mixed(cached, np.zeros(max_batch), beside)
+            mixed = Mixed(
+                cached, np.zeros(max_batch), bend[2] * batches * float(decodes.length_tokens.mean())
+            )
     return StepModel(
         (
             Piece(
@@ -253,8 +255,9 @@ def _held_out_affine(rows: Measurements, *, decode: bool) -> float:
         except FitError:  # too few settings are left to say anything
             return float("inf")
         left = rows.where(own)
-        found = fit.expected(left.batch, left.length_tokens).seconds
-        errors.append(np.abs(found / left.seconds - 1.0))
+        errors.append(
+            np.abs(fit.expected(left.batch, left.length_tokens).seconds / left.seconds - 1.0)
+        )
     return 100.0 * float(np.concatenate(errors).mean())
 
 
@@ -268,7 +271,6 @@ def _held_out_bend(columns: Floats, rows: Measurements) -> float:
 
 def _precision(phase: str, fit: PhaseFit, wanted_percent: float) -> Precision:
     found = fit.expected(fit.batch, fit.length_tokens)
-    half = (found.high_s - found.low_s) / 2.0
-    percent = 100.0 * float(np.max(half / found.seconds))
+    percent = 100.0 * float(np.max((found.high_s - found.low_s) / 2.0 / found.seconds))
     rows = len(fit.batch)
     return Precision(phase, percent, rows, math.ceil(rows * (percent / wanted_percent) ** 2))

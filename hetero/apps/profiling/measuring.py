@@ -15,7 +15,7 @@ import pandas as pd
 
 from hetero.catalog import Llm
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, ParameterError, require
 from hetero.files import writing
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ class Layer:
     def __init__(self, llm: Llm, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
         import torch
 
-        if llm.experts or llm.latent:
-            raise ParameterError(
-                f"{llm.name} is no dense model with plain attention, the only kind measured here.",
-                resolve="measure a dense model, or use hetero.latency.models.moe for this one.",
-            )
+        require(
+            not llm.experts and not llm.latent,
+            f"{llm.name} is no dense model with plain attention, the only kind measured here.",
+            resolve="measure a dense model, or use hetero.latency.models.moe for this one.",
+        )
         self.heads, self.kv_heads, self.head_dim = llm.heads, llm.kv_heads, llm.head_dim
         self.device, self.dtype = device, dtype
         generator = torch.Generator().manual_seed(seed)
@@ -201,11 +201,11 @@ def measure(
         ) from error
     place = _device(device)
     kind = {"auto": "bfloat16" if place.type == "cuda" else "float32"}.get(dtype, dtype)
-    if kind not in ("bfloat16", "float16", "float32"):
-        raise ParameterError(
-            f"'{dtype}' is no data type of a layer.",
-            resolve="use bfloat16, float16, float32 or auto.",
-        )
+    require(
+        kind in ("bfloat16", "float16", "float32"),
+        f"'{dtype}' is no data type of a layer.",
+        resolve="use bfloat16, float16, float32 or auto.",
+    )
     layer = Layer(llm, place, getattr(torch, kind))
     rows, skipped = [], []
     with torch.inference_mode():
@@ -221,23 +221,26 @@ def measure(
             low, median, high = np.percentile(times, [25, 50, 75])
             prefill, decode = (length, "") if phase == "prefill" else ("", length)
             rows.append((phase, batch, prefill, decode, median, (high - low) / median))
-    if not rows:
-        raise InfeasibleError(
-            f"A layer of {llm.name} does not fit into the memory of {place} at any setting.",
-            resolve="ask for smaller batches and lengths.",
-        )
-    columns = ["phase", "batch", "input_tokens", "context_tokens", "seconds", "spread"]
-    frame = pd.DataFrame(rows, columns=columns)
+    require(
+        bool(rows),
+        f"A layer of {llm.name} does not fit into the memory of {place} at any setting.",
+        resolve="ask for smaller batches and lengths.",
+        error=InfeasibleError,
+    )
+    frame = pd.DataFrame(
+        rows, columns=["phase", "batch", "input_tokens", "context_tokens", "seconds", "spread"]
+    )
     return Measured(llm.name, _described(place, kind), frame, tuple(skipped))
 
 
 def _settings(
     batches: Sequence[int], inputs: Sequence[int], contexts: Sequence[int]
 ) -> Iterator[tuple[str, int, int]]:
-    if min([*batches, *inputs, *contexts], default=0) < 1:
-        raise ParameterError(
-            "Batch sizes and lengths must be positive.", resolve="give at least one of each."
-        )
+    require(
+        min([*batches, *inputs, *contexts], default=0) >= 1,
+        "Batch sizes and lengths must be positive.",
+        resolve="give at least one of each.",
+    )
     yield from product(["prefill"], batches, inputs)
     yield from product(["decode"], batches, contexts)
 
@@ -271,10 +274,11 @@ def _device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device("cpu")
-    if not name.startswith("cuda") or not torch.cuda.is_available():
-        raise ParameterError(
-            f"There is no device '{name}' here.", resolve="use cpu, or a build of PyTorch for it."
-        )
+    require(
+        name.startswith("cuda") and torch.cuda.is_available(),
+        f"There is no device '{name}' here.",
+        resolve="use cpu, or a build of PyTorch for it.",
+    )
     return torch.device(name)
 
 

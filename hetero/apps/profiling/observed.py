@@ -71,8 +71,7 @@ class ServedLog:
         numbers = [name for name in (*_COLUMNS[1:], "e2e_s") if name in frame]
         try:
             frame[numbers] = frame[numbers].replace("", np.nan).astype(np.float64)
-            arrivals = frame.get("arrival_s", pd.Series())
-            if pd.to_numeric(arrivals, errors="coerce").isna().any():
+            if pd.to_numeric(frame.get("arrival_s", pd.Series()), errors="coerce").isna().any():
                 dates = pd.to_datetime(frame["arrival_s"], utc=True, format="mixed")
                 frame["arrival_s"] = (dates - dates.min()).dt.total_seconds()
         except (ValueError, TypeError) as error:
@@ -229,11 +228,12 @@ def observe(
         f"A tolerance of {tolerance:g}, a confidence of {confidence:g} and {resamples} resamples.",
         resolve="give a tolerance and a confidence between 0 and 1, and at least 20 resamples.",
     )
-    if len(log.trace) < _LEAST:
-        raise FitError(
-            f"{len(log.trace)} requests tell nothing of an engine.",
-            resolve=f"observe at least {_LEAST} that were answered.",
-        )
+    require(
+        len(log.trace) >= _LEAST,
+        f"{len(log.trace)} requests tell nothing of an engine.",
+        resolve=f"observe at least {_LEAST} that were answered.",
+        error=FitError,
+    )
     work = _Work(log, replica)
     told = work.left(np.zeros(3), 1.0, 1.0)
     if told is None:
@@ -391,8 +391,7 @@ class _Work:
             for start in starts
         ]
         best = min(found, key=lambda one: one.cost)
-        size = self.scale * best.fun
-        return _Scenario(kv, hits, best.x, size, slopes(best.x), float(best.cost))
+        return _Scenario(kv, hits, best.x, self.scale * best.fun, slopes(best.x), float(best.cost))
 
     def alike(self, best: _Scenario) -> tuple[float, float]:
         """Smallest and largest factor of the cache with the same simulated times as the best."""
@@ -433,7 +432,8 @@ def _fewer_hits(trace: Trace, share: float) -> Trace:
     """The trace in which only a share of the requests has the prefix blocks of others."""
     if share >= 1.0 or trace.prefix_ids is None or trace.prefix_offsets is None:
         return trace
-    alone = stream(0, "fewer hits").random(len(trace)) >= share
-    blocks = np.repeat(alone, np.diff(trace.prefix_offsets))
+    blocks = np.repeat(
+        stream(0, "fewer hits").random(len(trace)) >= share, np.diff(trace.prefix_offsets)
+    )
     fresh = int(trace.prefix_ids.max(initial=0)) + 1 + np.arange(len(blocks))
     return replace(trace, prefix_ids=np.where(blocks, fresh, trace.prefix_ids))

@@ -236,8 +236,7 @@ class _Work:
         async with self.endpoint.client() as client:
             counts = []
             for words in _PROBES:
-                prompt = prompts.words(words, stream(self.seed, "probe"))
-                reply = await self._probe(client, prompt)
+                reply = await self._probe(client, prompts.words(words, stream(self.seed, "probe")))
                 counts.append((words, reply.input_tokens))
                 self.tokens += reply.input_tokens + reply.output_tokens
             prompts.learn(counts)
@@ -249,8 +248,7 @@ class _Work:
                 if reason := self._over(setting):
                     return f"{reason} {len(missing) - sent} rounds are missing.", sent
                 found = await self._round(client, prompts, setting, k)
-                lines = _lines(setting, k, found, self.endpoint.model, self.kept_for)
-                _append(self.file, lines)
+                _append(self.file, _lines(setting, k, found, self.endpoint.model, self.kept_for))
                 self.say(
                     f"{done + sent + 1}/{planned} batch {setting.batch}, "
                     f"{found.input_tokens:.0f} input tokens: prefill {1e3 * found.prefill_s:.1f} ms"

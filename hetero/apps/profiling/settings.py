@@ -115,19 +115,14 @@ class Prompts:
         return " ".join(rng.choice(self._words, count))
 
     def learn(self, counts: Sequence[tuple[int, int]]) -> None:
-        """Take over pairs of (words, tokens that the server counted).
-
-        Raises
-        ------
-        EndpointError
-            If longer prompts do not have more tokens.
-        """
+        """Take over pairs of (words, tokens that the server counted)."""
         (few, less), (many, more) = min(counts), max(counts)
-        if more <= less:
-            raise EndpointError(
-                f"The server counts {more} tokens in {many} words and {less} in {few}.",
-                resolve="check that its usage counts the tokens of the prompt.",
-            )
+        require(
+            more > less,
+            f"The server counts {more} tokens in {many} words and {less} in {few}.",
+            resolve="check that its usage counts the tokens of the prompt.",
+            error=EndpointError,
+        )
         self._per_word = (more - less) / (many - few)
         self._offset = less - self._per_word * few
 
