@@ -52,8 +52,7 @@ def _theta(table: pd.DataFrame) -> dict[str, float]:
     """Best weight of Xiong et al.'s Algorithm 2 with their link and predictor, all at once."""
     first = table.iloc[0]
     paper = table[(table["link"] == first["link"]) & (table["predictor"] == first["predictor"])]
-    at_once = paper[paper["rate [req/s]"] == paper["rate [req/s]"].max()]
-    return _best(at_once, "theta", _THROUGHPUT)
+    return _best(paper[paper["rate [req/s]"] == paper["rate [req/s]"].max()], "theta", _THROUGHPUT)
 
 
 def _bins(table: pd.DataFrame) -> dict[str, float]:

@@ -321,8 +321,7 @@ def _runs(folder: Path, found: dict[str, dict[str, Any]]) -> Iterator[NotebookRu
         seeds = ", ".join(map(str, manifest["seeds"])) or "none"
         key = (manifest["profile"], seeds, manifest.get("code_sha256", "")[:12])
         executed = (folder / traces / notebook / f"{notebook}.ipynb").is_file()
-        page = pages.page_of(traces, notebook) if executed else ""
-        shared.setdefault(key, {})[traces] = page
+        shared.setdefault(key, {})[traces] = pages.page_of(traces, notebook) if executed else ""
     for key, shown in shared.items():
         yield NotebookRun(*key, shown)
 

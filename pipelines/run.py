@@ -275,10 +275,9 @@ def _quote(error: Any) -> str:
     hit = re.search(r"Cell In\[\d+\], line (\d+)", "\n".join(plain))
     lines = error.source.rstrip().split("\n")
     at = min(int(hit.group(1)), len(lines)) if hit else len(lines)
-    first = max(1, at - 4)
     shown = [
         f"  {'>' if number == at else ' '} {number:3d} | {lines[number - 1]}"
-        for number in range(first, min(len(lines), at + 1) + 1)
+        for number in range(max(1, at - 4), min(len(lines), at + 1) + 1)
     ]
     return "\n".join(shown)
 
@@ -305,8 +304,7 @@ def _complete(work: Path, notebook: str, values: Mapping[str, Any]) -> None:
         )
     manifest["parameters"] = dict(values)
     manifest["code_sha256"] = source.fingerprint(source.notebook_path(notebook))
-    text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _swap(work: Path, folder: Path) -> None:

@@ -143,8 +143,7 @@ def parse(
 ) -> Params:
     """Check the text of a parameter file as ``load`` does; ``path`` only names it in errors."""
     raw = _yaml(text, path)
-    known = ["profile", "workload", *SECTIONS]
-    _names(raw, known, where=path.name)
+    _names(raw, ["profile", "workload", *SECTIONS], where=path.name)
     asked = raw["profile"] if profile is None else profile
     profile = _choice(asked, PROFILES, f"{path.name}, 'profile'")
     workload = _mapping(raw["workload"], f"{path.name}, 'workload'")

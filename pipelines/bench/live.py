@@ -410,9 +410,8 @@ class _Work:
             found.requests["output_tokens"].copy(),
         )
         simulated = simulate(fleet, counted, router, predictor=Oracle(), seed=k)
-        cpu = spent / (2 * found.span_s)
         rows = [
-            _row(case, kind, k, "real", found, cpu),
+            _row(case, kind, k, "real", found, spent / (2 * found.span_s)),
             _row(case, kind, k, "simulated", simulated, np.full(3, np.nan)),
         ]
         real, sim = (float(row[live_data.COLUMNS.index("output_tps")]) for row in rows)  # type: ignore[arg-type]

@@ -238,8 +238,7 @@ def requests(count: int, rate_rps: float, seed: int = 0) -> Trace:
     trace = workload.load(TRACE)
     lengths = trace.take(np.sort(stream(seed, "lengths").integers(len(trace), size=count)))
     shuffled = stream(seed, "order").permutation(count)
-    at_once = lengths.all_at_once().take(shuffled)
-    return at_once.poisson(rate_rps, stream(seed, "arrivals"))
+    return lengths.all_at_once().take(shuffled).poisson(rate_rps, stream(seed, "arrivals"))
 
 
 def _speed(

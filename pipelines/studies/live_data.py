@@ -135,8 +135,7 @@ def fits(rounds: pd.DataFrame) -> dict[str, profiling.Fitted]:
 def _own(rounds: pd.DataFrame, name: str, folder: str) -> Path:
     """The rounds of one engine as a file of their own."""
     file = Path(folder) / f"{name}.csv"
-    of = rounds[rounds["engine"] == name]
-    of.drop(columns=list(PROFILE_EXTRA)).to_csv(file, index=False)
+    rounds[rounds["engine"] == name].drop(columns=list(PROFILE_EXTRA)).to_csv(file, index=False)
     return file
 
 

@@ -34,8 +34,7 @@ def three_nodes() -> Placement:
         ),
         Network(within_region=_link(0.05, 0.001)),
     )
-    model = replace(llm("Llama-2-70B"), layers=12)
-    problem = Problem.of(cluster, model)
+    problem = Problem.of(cluster, replace(llm("Llama-2-70B"), layers=12))
     return Placement.of(problem, {"A100": (0, 8), "L4": (8, 12), "T4": (8, 12)}, "Fig. 2")
 
 

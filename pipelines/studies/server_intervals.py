@@ -262,8 +262,7 @@ def coverage(share: float = 0.9) -> pd.DataFrame:
     >>> found.columns.tolist()[:5]
     ['test', 'source', 'gpu', 'kind', 'quantity']
     """
-    found = runs(share)
-    groups = found.groupby(["test", "source", "gpu", "kind", "quantity"], sort=False)
+    groups = runs(share).groupby(["test", "source", "gpu", "kind", "quantity"], sort=False)
     return groups.agg(
         runs=("covered", "size"), covered=("covered", "mean"), width_percent=("width", "median")
     ).reset_index()

@@ -102,8 +102,7 @@ def _monotone(times: Floats) -> Floats:
     found = times.copy()
     kept = times[known]
     high = np.maximum.accumulate(kept)
-    low = np.minimum.accumulate(kept[::-1])[::-1]
-    found[known] = np.sqrt(high * low)
+    found[known] = np.sqrt(high * np.minimum.accumulate(kept[::-1])[::-1])
     return found
 
 

@@ -323,8 +323,7 @@ def as_slow_as_printed(llm: Llm, settings: CostSettings) -> dict[str, tuple[floa
     pair = cluster.cluster("thunderserve-a40-3090ti-40gbit")
     for _ in range(40):  # each time rests on one factor above all, so this contracts
         costs = SlowedCosts(pair, llm, settings, slower=found)
-        evaluator = Evaluator(costs, Demand.of(_fed(), 30.0), Slo(e2e_s=1e4))
-        printed = PhasePlan.of(evaluator, _APART)
+        printed = PhasePlan.of(Evaluator(costs, Demand.of(_fed(), 30.0), Slo(e2e_s=1e4)), _APART)
         (p0, d0), (p1, d1) = (
             _request_ms(costs.pipeline([PipelineStage(k, 4, llm.layers)])) for k in (0, 1)
         )
@@ -392,8 +391,7 @@ def _baseline(costs: CostModel, trace: Trace) -> tuple[float, float, float, floa
     }
     prefill, decode = times.mean(axis=0)
     base = Deployment("both phases on each machine", nodes)
-    tps = _fed_tps(trace, (base, PairShares(speeds)))
-    return float(prefill), 0.0, float(decode), tps
+    return float(prefill), 0.0, float(decode), _fed_tps(trace, (base, PairShares(speeds)))
 
 
 def _fed_tps(trace: Trace, system: System) -> float:

@@ -246,8 +246,7 @@ def _ray(address: str, workers: int) -> Iterator[dict[str, Any]]:
         register: Any = register_ray
         register()
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        total = int(resources.get("CPU", 1))
-        yield {"backend": "ray", "n_jobs": workers or total}
+        yield {"backend": "ray", "n_jobs": workers or int(resources.get("CPU", 1))}
     finally:
         ray.shutdown()
 
