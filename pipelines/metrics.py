@@ -38,10 +38,7 @@ def write(folder: Path, traces: str, verdicts: Verdicts) -> None:
 
 def _metrics(folder: Path, verdicts: Verdicts) -> Iterator[tuple[str, dict[str, float]]]:
     yield "claims", {str(status): count for status, count in verdicts.counts.items()}
-    yield (
-        "reproduced",
-        {paper: verdicts.of(paper).counts["reproduced"] for paper in PAPERS},
-    )
+    yield ("reproduced", {paper: verdicts.of(paper).counts["reproduced"] for paper in PAPERS})
     for name, (notebook, table, read) in _TABLES.items():
         path = folder / notebook / f"{table}.csv"
         if path.is_file() and len(found := pd.read_csv(path)):

@@ -171,11 +171,11 @@ def chapters(folder: Path) -> list[Chapter]:
 
 
 def _chapter(folder: Path, notebook: str) -> Chapter | None:
-    found: dict[str, dict[str, Any]] = {}
-    for traces in schema.SOURCES:
-        path = folder / traces / notebook / MANIFEST
-        if path.is_file():
-            found[traces] = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = {
+        traces: json.loads(path.read_text(encoding="utf-8"))
+        for traces in schema.SOURCES
+        if (path := folder / traces / notebook / MANIFEST).is_file()
+    }
     if not found:
         return None
     title, question = introduction(notebook)

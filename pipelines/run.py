@@ -178,13 +178,13 @@ def parameter_names(path: Path) -> list[str]:
     """
     for cell in source.cells(path):
         if "parameters" in source.tags(cell):
-            targets: list[ast.expr] = []
-            for line in _python(source.text(cell), path).body:
-                if isinstance(line, ast.AnnAssign):
-                    targets.append(line.target)
-                elif isinstance(line, ast.Assign):
-                    targets.extend(line.targets)
-            return [target.id for target in targets if isinstance(target, ast.Name)]
+            return [
+                target.id
+                for line in _python(source.text(cell), path).body
+                if isinstance(line, ast.Assign | ast.AnnAssign)
+                for target in (line.targets if isinstance(line, ast.Assign) else [line.target])
+                if isinstance(target, ast.Name)
+            ]
     raise DataError(
         "The notebook has no cell tagged 'parameters'.",
         path=path,

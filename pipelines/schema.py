@@ -197,8 +197,7 @@ def _names(given: Mapping[str, Any], known: list[str], *, where: str) -> None:
 def _choice(value: object, known: tuple[str, ...], where: str) -> str:
     if value not in known:
         raise ParameterError(
-            f"{where}: got {_shown(value)}.",
-            resolve=f"use {_or(known)}{near(str(value), known)}.",
+            f"{where}: got {_shown(value)}.", resolve=f"use {_or(known)}{near(str(value), known)}."
         )
     return str(value)
 
@@ -230,8 +229,7 @@ def _check(
         if first["type"] == "missing":
             about = kind.model_fields[top].description if top in kind.model_fields else ""
             raise ParameterError(
-                f"{where}: the parameter is missing{tail}.",
-                resolve=f"add it ({about}).",
+                f"{where}: the parameter is missing{tail}.", resolve=f"add it ({about})."
             ) from None
         other = first["msg"].replace("Input should be", "use a value that is", 1)
         raise ParameterError(

@@ -116,11 +116,11 @@ def cases() -> dict[str, ServedMethod]:
     for line in _PARTS.strip().splitlines():
         name, _, rest = line.partition(": ")
         cluster, model, method = name.split()
-        parts = []
-        for part in rest.split(", "):
-            which, count, rate = part.split()
-            parts.append(ServedPart(f"{cluster} {model} {which}", int(count), float(rate)))
-        found[name] = ServedMethod(cluster, model, method, tuple(parts))
+        parts = tuple(
+            ServedPart(f"{cluster} {model} {which}", int(count), float(rate))
+            for which, count, rate in (part.split() for part in rest.split(", "))
+        )
+        found[name] = ServedMethod(cluster, model, method, parts)
     return found
 
 

@@ -78,10 +78,10 @@ def examples(flows: Mapping[str, Flow]) -> Figure:
 
 def published_flows() -> pd.DataFrame:
     """Exact maximum flow of every placement of the artifact, beside the objective it states."""
-    rows = []
-    for name, one in published().items():
-        best = placement(name)
-        rows.append((name, judge(best), one.tokens_per_s, judge(best, True), len(best.used)))
+    rows = [
+        (name, judge(best := placement(name)), one.tokens_per_s, judge(best, True), len(best.used))
+        for name, one in published().items()
+    ]
     columns = ["placement", "flow [tokens/s]", "published objective [tokens/s]"]
     return pd.DataFrame(rows, columns=[*columns, "with partial inference [tokens/s]", "nodes"])
 

@@ -145,9 +145,7 @@ class Accepted:
         """Whether the value lies inside; a single point allows for rounding to 10 digits."""
         if self.low == self.high:
             return math.isclose(value, self.low, rel_tol=1e-9, abs_tol=1e-9)
-        if self.open:
-            return self.low < value < self.high
-        return self.low <= value <= self.high
+        return self.low < value < self.high if self.open else self.low <= value <= self.high
 
     def overlaps(self, *others: Accepted) -> bool:
         """Whether some number lies inside all of them."""

@@ -27,11 +27,7 @@ def three_nodes() -> Placement:
     """
     cluster = Cluster(
         "three nodes",
-        (
-            Machine("A100", gpu("A100-SXM-40GB")),
-            Machine("L4", gpu("L4")),
-            Machine("T4", gpu("T4")),
-        ),
+        (Machine("A100", gpu("A100-SXM-40GB")), Machine("L4", gpu("L4")), Machine("T4", gpu("T4"))),
         Network(within_region=_link(0.05, 0.001)),
     )
     problem = Problem.of(cluster, replace(llm("Llama-2-70B"), layers=12))

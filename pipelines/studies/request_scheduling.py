@@ -193,10 +193,7 @@ class Workbench:
             links().items(), FORMULAS, (1, 3), overheads_ms
         ):
             deployment = two_instances(
-                link,
-                ENGINES["prefill first"],
-                formula,
-                step_overhead_s=overhead / 1e3,
+                link, ENGINES["prefill first"], formula, step_overhead_s=overhead / 1e3
             )
             frame = self.serve({(name, "prefill first"): deployment}, routers, factor=factor)
             rows.append(

@@ -92,10 +92,11 @@ class Calibration(Shown):
 
     def table(self) -> Table:
         """Value, spread and state of each efficiency, errors below."""
-        rows = []
         inner = self.efficiency.table()
-        for row, deviation in zip(inner.rows, self.deviation, strict=True):
-            rows.append((*row[:3], f"x/÷ {np.exp(float(deviation)):.2f}", row[3]))
+        rows = [
+            (*row[:3], f"x/÷ {np.exp(float(deviation)):.2f}", row[3])
+            for row, deviation in zip(inner.rows, self.deviation, strict=True)
+        ]
         columns = (*inner.columns[:3], Column("one deviation"), Column("is"))
         notes = [
             f"{phase}: mean error {a.mape_percent:.1f} %, bias {a.bias_percent:+.1f} %, "

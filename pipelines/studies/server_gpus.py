@@ -102,11 +102,7 @@ class Group:
 
 GROUPS: Final = (
     Group(
-        "MI300X",
-        "argonne",
-        "vllm 0.4-0.6",
-        grid="release",
-        free=(*_COMPUTE, "layer_overhead_s"),
+        "MI300X", "argonne", "vllm 0.4-0.6", grid="release", free=(*_COMPUTE, "layer_overhead_s")
     ),
     Group("A10G", "nm_vllm", "nm-vllm 0.5.0", ttft=True),
     Group("Gaudi2", "argonne other", "Deepspeed 2024"),

@@ -130,8 +130,7 @@ def _response(run: ServerRun, steps: StepsOfRun) -> dict[str, Floats]:
     step = steps(run)
     each = []
     for p, d in _GRID:
-        made = scaled(step, float(np.exp(p)), float(np.exp(d))) if p or d else step
-        own = {run: made}
+        own = {run: scaled(step, float(np.exp(p)), float(np.exp(d))) if p or d else step}
         try:
             each.append(servers.simulated(run, servers.served(run, own.__getitem__)))
         except (InfeasibleError, ParameterError):

@@ -101,8 +101,7 @@ def _monotone(times: Floats) -> Floats:
     known = np.isfinite(times)
     found = times.copy()
     kept = times[known]
-    high = np.maximum.accumulate(kept)
-    found[known] = np.sqrt(high * np.minimum.accumulate(kept[::-1])[::-1])
+    found[known] = np.sqrt(np.maximum.accumulate(kept) * np.minimum.accumulate(kept[::-1])[::-1])
     return found
 
 

@@ -184,8 +184,7 @@ class ThunderServeStudy:
             self._evaluators[key] = Evaluator(costs, asked, self.target(name), PAIRS)
         evaluator = self._evaluators[key]
         search = TabuSearch.start(evaluator, TabuSettings(steps=self.tabu_steps), seed=seed)
-        best = search.run()
-        return PhasePlan.of(evaluator, best, search="tabu", history=tuple(search.history))
+        return PhasePlan.of(evaluator, search.run(), search="tabu", history=tuple(search.history))
 
     def latencies(self, name: str) -> Callable[[Run], dict[str, Any]]:
         """Makes scales and mean end-to-end time of a run (ThunderServe Fig. 7, 8 and 12)."""
@@ -272,9 +271,7 @@ def deadline_table(deadlines: pd.DataFrame) -> pd.DataFrame:
 
 
 def convergence(
-    study: ThunderServeStudy,
-    whole: Mapping[str, Sequence[PhasePlan]],
-    rate_rps: float,
+    study: ThunderServeStudy, whole: Mapping[str, Sequence[PhasePlan]], rate_rps: float
 ) -> dict[tuple[str, int], Floats]:
     """Best estimate [%] after each tabu step, by workload and GPUs (ThunderServe Fig. 10).
 

@@ -33,11 +33,7 @@ class SweepError(HeteroError):
 
 
 def run_all(
-    jobs: Sequence[Job],
-    *,
-    on: str = "loky",
-    workers: int = 0,
-    show: bool | None = None,
+    jobs: Sequence[Job], *, on: str = "loky", workers: int = 0, show: bool | None = None
 ) -> None:
     """Run the points that are not finished, until each is finished or has failed.
 
