@@ -62,8 +62,7 @@ def defined_again() -> list[str]:
 def table(found: Mapping[str, int], ceilings: Mapping[str, int]) -> Table:
     """Parts with their sizes and ceilings."""
     rows = tuple((part, count, ceilings.get(part, "none")) for part, count in found.items())
-    columns = (Column("part"), Column("size"), Column("ceiling"))
-    return Table("Budgets", columns, rows)
+    return Table("Budgets", (Column("part"), Column("size"), Column("ceiling")), rows)
 
 
 def faults(

@@ -60,8 +60,7 @@ def modules(stage: str) -> dict[str, str]:
 
 def data(stage: str) -> list[str]:
     """All else that dvc.yaml says a stage depends on."""
-    stages = YAML(typ="safe", pure=True).load(paths.root() / "dvc.yaml")["stages"]
-    entry = stages.get(stage, {})
+    entry = YAML(typ="safe", pure=True).load(paths.root() / "dvc.yaml")["stages"].get(stage, {})
     return [one for one in entry.get("do", entry).get("deps", []) if not one.startswith(FOLDER)]
 
 

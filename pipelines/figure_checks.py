@@ -52,9 +52,11 @@ def faults(figure: Figure) -> list[str]:
             found.append(f"{text.get_text()!r} is cut off")
     # The box of a slanted text is not what it covers.
     straight = [one for one in texts if one[0].get_rotation() % 90 == 0]
-    for (text, box), (other, beside) in combinations(straight, 2):
-        if min(_common(box, beside)) > slack:
-            found.append(f"{text.get_text()!r} lies on {other.get_text()!r}")
+    found += [
+        f"{text.get_text()!r} lies on {other.get_text()!r}"
+        for (text, box), (other, beside) in combinations(straight, 2)
+        if min(_common(box, beside)) > slack
+    ]
     hidden = [f"a legend lies on data in panel {k}" for k, axes in enumerate(figure.axes)
               if _hides_data(axes)]  # fmt: skip
     return found + hidden + [f"no {x} axis has a title" for x in "xy" if _untitled(figure, x)]

@@ -38,10 +38,7 @@ def write(folder: Path, traces: str, verdicts: Verdicts) -> None:
 
 def _metrics(folder: Path, verdicts: Verdicts) -> Iterator[tuple[str, dict[str, float]]]:
     yield "claims", {str(status): count for status, count in verdicts.counts.items()}
-    yield (
-        "reproduced",
-        {paper: verdicts.of(paper).counts["reproduced"] for paper in PAPERS},
-    )
+    yield ("reproduced", {paper: verdicts.of(paper).counts["reproduced"] for paper in PAPERS})
     for name, (notebook, table, read) in _TABLES.items():
         path = folder / notebook / f"{table}.csv"
         if path.is_file() and len(found := pd.read_csv(path)):
@@ -52,8 +49,7 @@ def _theta(table: pd.DataFrame) -> dict[str, float]:
     """Best weight of Xiong et al.'s Algorithm 2 with their link and predictor, all at once."""
     first = table.iloc[0]
     paper = table[(table["link"] == first["link"]) & (table["predictor"] == first["predictor"])]
-    at_once = paper[paper["rate [req/s]"] == paper["rate [req/s]"].max()]
-    return _best(at_once, "theta", _THROUGHPUT)
+    return _best(paper[paper["rate [req/s]"] == paper["rate [req/s]"].max()], "theta", _THROUGHPUT)
 
 
 def _bins(table: pd.DataFrame) -> dict[str, float]:

@@ -70,12 +70,11 @@ def write(folder: Path, environment: Environment) -> None:
         for notebook in source.notebooks():
             executed = folder / traces / notebook / f"{notebook}.ipynb"
             if executed.is_file():
-                place = f"../../{traces}/{quote(notebook)}"
                 text = template.render(
                     traces=traces,
                     notebook=notebook,
                     answer=answers.answer(notebook, folder),
-                    parts=list(_parts(executed, place)),
+                    parts=list(_parts(executed, f"../../{traces}/{quote(notebook)}")),
                 )
                 page = folder / page_of(traces, notebook)
                 page.parent.mkdir(parents=True, exist_ok=True)

@@ -171,11 +171,11 @@ def chapters(folder: Path) -> list[Chapter]:
 
 
 def _chapter(folder: Path, notebook: str) -> Chapter | None:
-    found: dict[str, dict[str, Any]] = {}
-    for traces in schema.SOURCES:
-        path = folder / traces / notebook / MANIFEST
-        if path.is_file():
-            found[traces] = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = {
+        traces: json.loads(path.read_text(encoding="utf-8"))
+        for traces in schema.SOURCES
+        if (path := folder / traces / notebook / MANIFEST).is_file()
+    }
     if not found:
         return None
     title, question = introduction(notebook)
@@ -321,8 +321,7 @@ def _runs(folder: Path, found: dict[str, dict[str, Any]]) -> Iterator[NotebookRu
         seeds = ", ".join(map(str, manifest["seeds"])) or "none"
         key = (manifest["profile"], seeds, manifest.get("code_sha256", "")[:12])
         executed = (folder / traces / notebook / f"{notebook}.ipynb").is_file()
-        page = pages.page_of(traces, notebook) if executed else ""
-        shared.setdefault(key, {})[traces] = page
+        shared.setdefault(key, {})[traces] = pages.page_of(traces, notebook) if executed else ""
     for key, shown in shared.items():
         yield NotebookRun(*key, shown)
 

@@ -67,8 +67,7 @@ def _repro(root: Path, lock: int, *, profile: str | None, traces: str | None) ->
     _say(choose(root / "params.yaml", profile=profile, traces=traces))
     params = schema.load()
     for stage in sections.SECTIONS:
-        path = source.notebook_path(source.notebook_of(stage))
-        run.check_names(path, stage, params.of(stage))
+        run.check_names(source.notebook_path(source.notebook_of(stage)), stage, params.of(stage))
         run.check_effect(stage, params)
     _say([f"{params.source} traces, {params.profile} profile"])
     progress = Progress()

@@ -178,13 +178,13 @@ def parameter_names(path: Path) -> list[str]:
     """
     for cell in source.cells(path):
         if "parameters" in source.tags(cell):
-            targets: list[ast.expr] = []
-            for line in _python(source.text(cell), path).body:
-                if isinstance(line, ast.AnnAssign):
-                    targets.append(line.target)
-                elif isinstance(line, ast.Assign):
-                    targets.extend(line.targets)
-            return [target.id for target in targets if isinstance(target, ast.Name)]
+            return [
+                target.id
+                for line in _python(source.text(cell), path).body
+                if isinstance(line, ast.Assign | ast.AnnAssign)
+                for target in (line.targets if isinstance(line, ast.Assign) else [line.target])
+                if isinstance(target, ast.Name)
+            ]
     raise DataError(
         "The notebook has no cell tagged 'parameters'.",
         path=path,
@@ -275,10 +275,9 @@ def _quote(error: Any) -> str:
     hit = re.search(r"Cell In\[\d+\], line (\d+)", "\n".join(plain))
     lines = error.source.rstrip().split("\n")
     at = min(int(hit.group(1)), len(lines)) if hit else len(lines)
-    first = max(1, at - 4)
     shown = [
         f"  {'>' if number == at else ' '} {number:3d} | {lines[number - 1]}"
-        for number in range(first, min(len(lines), at + 1) + 1)
+        for number in range(max(1, at - 4), min(len(lines), at + 1) + 1)
     ]
     return "\n".join(shown)
 
@@ -305,8 +304,7 @@ def _complete(work: Path, notebook: str, values: Mapping[str, Any]) -> None:
         )
     manifest["parameters"] = dict(values)
     manifest["code_sha256"] = source.fingerprint(source.notebook_path(notebook))
-    text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _swap(work: Path, folder: Path) -> None:

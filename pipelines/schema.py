@@ -143,8 +143,7 @@ def parse(
 ) -> Params:
     """Check the text of a parameter file as ``load`` does; ``path`` only names it in errors."""
     raw = _yaml(text, path)
-    known = ["profile", "workload", *SECTIONS]
-    _names(raw, known, where=path.name)
+    _names(raw, ["profile", "workload", *SECTIONS], where=path.name)
     asked = raw["profile"] if profile is None else profile
     profile = _choice(asked, PROFILES, f"{path.name}, 'profile'")
     workload = _mapping(raw["workload"], f"{path.name}, 'workload'")
@@ -198,8 +197,7 @@ def _names(given: Mapping[str, Any], known: list[str], *, where: str) -> None:
 def _choice(value: object, known: tuple[str, ...], where: str) -> str:
     if value not in known:
         raise ParameterError(
-            f"{where}: got {_shown(value)}.",
-            resolve=f"use {_or(known)}{near(str(value), known)}.",
+            f"{where}: got {_shown(value)}.", resolve=f"use {_or(known)}{near(str(value), known)}."
         )
     return str(value)
 
@@ -231,8 +229,7 @@ def _check(
         if first["type"] == "missing":
             about = kind.model_fields[top].description if top in kind.model_fields else ""
             raise ParameterError(
-                f"{where}: the parameter is missing{tail}.",
-                resolve=f"add it ({about}).",
+                f"{where}: the parameter is missing{tail}.", resolve=f"add it ({about})."
             ) from None
         other = first["msg"].replace("Input should be", "use a value that is", 1)
         raise ParameterError(

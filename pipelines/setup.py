@@ -181,8 +181,7 @@ class Environment:
                     said = (so_far.output or b"").decode(errors="replace").split("\n")
                     last = next((line.strip() for line in reversed(said) if line.strip()), "")
                     say(f"  ... {time.monotonic() - start:.0f} s  {last[:80]}".rstrip())
-        log = self.folder / LOG
-        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as end:
+        with contextlib.suppress(OSError), (self.folder / LOG).open("a", encoding="utf-8") as end:
             end.write(printed)  # a full disk is told below
         if tool.returncode == 0:
             return printed
@@ -190,8 +189,7 @@ class Environment:
             self.folder if self.folder.is_dir() else self.folder.parent,
             tempfile.gettempdir(),
         )
-        room = min(shutil.disk_usage(folder).free for folder in folders)
-        raise cause(printed, room)
+        raise cause(printed, min(shutil.disk_usage(folder).free for folder in folders))
 
     def make(self) -> None:
         """A bare environment, where none is or where it cannot be used."""

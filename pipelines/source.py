@@ -85,12 +85,11 @@ def code(path: Path) -> str:
     Cells are parted by ``# %%`` lines that carry the tags, because the tag ``parameters`` decides
     where values are injected. Ids, counts, outputs, metadata and prose are left out.
     """
-    parts = []
-    for cell in cells(path):
-        body = text(cell).strip()
-        if cell.get("cell_type") == "code" and body:
-            parts.append(" ".join(["# %%", *tags(cell)]) + f"\n{body}\n")
-    return "\n".join(parts)
+    return "\n".join(
+        " ".join(["# %%", *tags(cell)]) + f"\n{body}\n"
+        for cell in cells(path)
+        if cell.get("cell_type") == "code" and (body := text(cell).strip())
+    )
 
 
 def fingerprint(path: Path) -> str:

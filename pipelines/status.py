@@ -102,9 +102,7 @@ def _dvc_status(root: Path) -> Mapping[str, list[Any]]:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    return dict(YAML(typ="safe", pure=True).load(path) or {})
+    return dict(YAML(typ="safe", pure=True).load(path) or {}) if path.is_file() else {}
 
 
 def _reasons(

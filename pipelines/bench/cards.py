@@ -76,10 +76,9 @@ def draws(count: int, seed: int = 0) -> Iterator[Draw]:
             ),
             coordinator_region=machines[0].region,
         )
-        models = EXPERTS if k % 6 == 5 else DENSE
         yield Draw(
             Cluster(f"fleet-{k}", tuple(machines), network),
-            str(draw.choice(models)),
+            str(draw.choice(EXPERTS if k % 6 == 5 else DENSE)),
             str(draw.choice(TRACES)),
             str(draw.choice(_TARGETS)),
         )
@@ -122,8 +121,7 @@ def limit_rps(plan: Plan, trace: Trace, slo: Slo, goal: float, near_rps: float, 
                 return 0.0
     while high > low * (1.0 + _FOUND_TO):
         middle = float(np.sqrt(low * high))
-        held = met(plan, trace, middle, slo, seed) >= goal
-        low, high = (middle, high) if held else (low, middle)
+        low, high = (middle, high) if met(plan, trace, middle, slo, seed) >= goal else (low, middle)
     return low
 
 

@@ -63,11 +63,7 @@ SIZES: Final = {"small": (768, 8), "large": (1024, 12)}  # hidden size, layers
 BLOCKS, BLOCK_TOKENS, STEP_TOKENS = 24, 64, 2048
 _BATCHES, _INPUTS, _OUTPUTS = (1, 3, 8), (16, 48, 112), (12,)
 PATIENCE_S: Final = 300.0  # a loaded machine is slow, not broken
-_LIMITS = {
-    "token_s": PATIENCE_S,
-    "queue_s": PATIENCE_S,
-    "health_timeout_s": 60.0,
-}
+_LIMITS = {"token_s": PATIENCE_S, "queue_s": PATIENCE_S, "health_timeout_s": 60.0}
 
 
 def profiles(
@@ -126,13 +122,12 @@ def short_conversations(count: int, rng: np.random.Generator) -> Trace:
 def compared(plan: FleetPlan, sample: Trace) -> tuple[Builtin, ...]:
     """The routers that are compared; weights are planned, bins and lengths those of the sample."""
     tail = int(np.quantile(sample.output_tokens, 0.9))
-    edges = [int(np.quantile(sample.input_tokens, q)) for q in (1 / 3, 2 / 3)]
     return (
         RoundRobin(),
         WeightedRoundRobin([round(x, 4) for x in plan.shares]),
         Workload(),
         HeteroServe(
-            bins_tokens=edges,
+            bins_tokens=[int(np.quantile(sample.input_tokens, q)) for q in (1 / 3, 2 / 3)],
             footprint_tokens=tail,
             longest_tokens=int(sample.input_tokens.max()),
         ),
@@ -256,10 +251,7 @@ def bench(
             for k, called in enumerate(SIZES)
         }
         rounds, fits = profiles(running, sizes, folder, say)
-        fleet = Deployment(
-            "live",
-            tuple(replica(called, fits[called], sizes) for called in SIZES),
-        )
+        fleet = Deployment("live", tuple(replica(called, fits[called], sizes) for called in SIZES))
         sample = short_conversations(2000, stream(seed, "plan"))
         means = float(sample.input_tokens.mean()), float(sample.output_tokens.mean())
         plan = FleetPlan.of(fleet, *means, why="both engines")
@@ -410,9 +402,8 @@ class _Work:
             found.requests["output_tokens"].copy(),
         )
         simulated = simulate(fleet, counted, router, predictor=Oracle(), seed=k)
-        cpu = spent / (2 * found.span_s)
         rows = [
-            _row(case, kind, k, "real", found, cpu),
+            _row(case, kind, k, "real", found, spent / (2 * found.span_s)),
             _row(case, kind, k, "simulated", simulated, np.full(3, np.nan)),
         ]
         real, sim = (float(row[live_data.COLUMNS.index("output_tps")]) for row in rows)  # type: ignore[arg-type]
@@ -427,12 +418,11 @@ def _row(
     case: str, kind: str, k: int, origin: str, run: Run, cpu: NDArray[np.float64]
 ) -> tuple[object, ...]:
     tokens = int(run.requests["output_tokens"][run.finished].sum())
-    tpot_s = run.tpot_s[np.isfinite(run.tpot_s)]
     return (
         *(case, kind, k, origin, len(run.requests), run.span_s),
         *(tokens / run.span_s, len(run.requests) / run.span_s),
         *np.percentile(run.ttft_s, live_data.PERCENTILES),
-        *np.percentile(tpot_s, live_data.PERCENTILES),
+        *np.percentile(run.tpot_s[np.isfinite(run.tpot_s)], live_data.PERCENTILES),
         *(float((run.requests["node"] == 0).mean()), *cpu),
         *(timings.processor(), datetime.datetime.now(datetime.UTC).date().isoformat()),
     )

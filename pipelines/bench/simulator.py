@@ -238,8 +238,7 @@ def requests(count: int, rate_rps: float, seed: int = 0) -> Trace:
     trace = workload.load(TRACE)
     lengths = trace.take(np.sort(stream(seed, "lengths").integers(len(trace), size=count)))
     shuffled = stream(seed, "order").permutation(count)
-    at_once = lengths.all_at_once().take(shuffled)
-    return at_once.poisson(rate_rps, stream(seed, "arrivals"))
+    return lengths.all_at_once().take(shuffled).poisson(rate_rps, stream(seed, "arrivals"))
 
 
 def _speed(
@@ -304,11 +303,7 @@ def _exponent(speeds: Sequence[Speed]) -> float:
 
 
 def bench(
-    *,
-    largest: int = 1_000_000,
-    many: int = 1_000,
-    repeats: int = 3,
-    progress: Say = silent,
+    *, largest: int = 1_000_000, many: int = 1_000, repeats: int = 3, progress: Say = silent
 ) -> SimulatorBench:
     """Measure the simulator.
 
@@ -374,8 +369,7 @@ def bench(
     rate = saturated["least tokens"]
     (plain,) = measure(eight, FreestCache(), rate, [max(largest // 10, 100)], LOADS[:1])
     recorded_trace = workload.load(TRACE, "real" if datasets.available(TRACE) else "twin")
-    span_s = float(recorded_trace.arrival_s[-1] - recorded_trace.arrival_s[0])
-    rate = len(recorded_trace) / span_s
+    rate = len(recorded_trace) / float(recorded_trace.arrival_s[-1] - recorded_trace.arrival_s[0])
     recorded = _speed(eight, recorded_trace, LeastTokens(), float("nan"), rate, repeats)
     progress("decisions, memory and growth")
     decisions = {

@@ -31,12 +31,11 @@ def errors() -> dict[Place, dict[str, float]]:
     for kind, name in _TABLES.items():
         frame = calibration.read(name)
         frame = frame[frame["server"].str.lower().str.contains("vllm")]
-        rows = servers.medians(frame, ("gpu", "test")).to_dict("records")
         errors |= {
             (kind, str(row["gpu"]), str(row["test"])): {
                 name: float(row[name]) for name in ("runs", *_QUANTITIES)
             }
-            for row in rows
+            for row in servers.medians(frame, ("gpu", "test")).to_dict("records")
         }
     return errors
 
@@ -60,8 +59,7 @@ def markdown() -> str:
         cells += [_percent(own[name]) for name in _QUANTITIES]
         cells += [_percent(left.get(name, math.nan)) for name in _QUANTITIES[:2]]
         lines.append(f"| {' | '.join(cells)} |")
-    path = paths.results() / "metrics.json"
-    claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
+    claims = json.loads((paths.results() / "metrics.json").read_text(encoding="utf-8"))["claims"]
     tests = sum(claims.values()) - claims["not a test"]
     lines += [
         "",
@@ -84,8 +82,7 @@ def _percent(value: float) -> str:
 def main() -> None:
     """Put the table into the README."""
     path = paths.root() / "README.md"
-    text = path.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(f"{END}\n")
     with writing(path, force=True) as part:
         part.write_text(before + markdown() + after, encoding="utf-8")

@@ -57,9 +57,8 @@ def build(output: Path | None = None, *, builder: str = "html") -> Path:
             resolve="run make docs, or install the extra 'docs'.",
         ) from None
     shutil.rmtree(folder, ignore_errors=True)
-    config = Path(__file__).parent
     code = build_main(
-        ["-b", builder, "-W", "--keep-going", "-q", "-E", "-c", str(config), "-d",
+        ["-b", builder, "-W", "--keep-going", "-q", "-E", "-c", str(Path(__file__).parent), "-d",
          str(source / ".doctrees"), str(source), str(folder)]
     )  # fmt: skip
     if code:
@@ -95,8 +94,7 @@ def generated() -> dict[str, str]:
 def metrics() -> str:
     """The glossary of :mod:`hetero.simulator.metrics` as a definition list."""
     module = importlib.import_module("hetero.simulator.metrics")
-    text = inspect.cleandoc(module.__doc__ or "")
-    _, _, body = text.partition("Glossary\n--------\n")
+    _, _, body = inspect.cleandoc(module.__doc__ or "").partition("Glossary\n--------\n")
     lines = ["# Metrics", "", "One definition each, used by every table, figure and claim.", ""]
     for line in body.splitlines():
         if line.startswith("    "):
@@ -148,8 +146,7 @@ def routing_table() -> str:
 
     schema = routing.schema()
     lines = ["# Routing table", "", _paragraph(routing.__doc__), ""]
-    parts = [("RoutingTable", schema), *schema["$defs"].items()]
-    for name, part in parts:
+    for name, part in [("RoutingTable", schema), *schema["$defs"].items()]:
         lines += [f"## {name}", "", _paragraph(part.get("description")), ""]
         lines += ["| field | type | meaning |", "| --- | --- | --- |"]
         required = part.get("required", [])

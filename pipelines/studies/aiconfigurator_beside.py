@@ -106,7 +106,6 @@ def question(run: ServerRun) -> dict[str, Any]:
     trace, count = run.trace, len(run.trace)
     span = float(trace.arrival_s[-1] - trace.arrival_s[0])
     blocks = trace.prefix_offsets
-    known = 0 if blocks is None else int(trace.block_tokens * blocks[-1] / count)
     return {
         "config": operators.config(run.llm),
         "system": _SYSTEMS[run.gpu],
@@ -114,7 +113,7 @@ def question(run: ServerRun) -> dict[str, Any]:
         "gemm": "fp8" if run.precision == "fp8" else "bfloat16",
         "input": round(float(trace.input_tokens.mean())),
         "output": round(float(trace.output_tokens.mean())),
-        "prefix": known,
+        "prefix": 0 if blocks is None else int(trace.block_tokens * blocks[-1] / count),
         "batch": 0 if span else count,
         "rate": (count - 1) / span if span else 0.0,
     }

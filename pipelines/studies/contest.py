@@ -422,11 +422,7 @@ def _cells(found: Score, known: Score, plan: Plan, llm: Llm) -> dict[str, object
 
 
 def _routed(
-    plan: Plan,
-    known: Score,
-    question: Question,
-    router: Builtin,
-    rules: Rules,
+    plan: Plan, known: Score, question: Question, router: Builtin, rules: Rules
 ) -> dict[str, object]:
     """Goodput of another router on the replicas of a plan."""
     other = replace(plan, router=router)
@@ -434,10 +430,7 @@ def _routed(
         rates = goodput(other, question, rules.seeds, near_rps=known.goodput_rps.mean)
     except HeteroError as error:
         return {"reason": error.what}
-    return {
-        **_spread("goodput", "requests/s", Estimate.of(rates)),
-        PRICE: _number(plan.usd_per_h),
-    }
+    return {**_spread("goodput", "requests/s", Estimate.of(rates)), PRICE: _number(plan.usd_per_h)}
 
 
 def _groups(plan: Plan) -> str:
@@ -455,6 +448,4 @@ def _spread(name: str, unit: str, one: Estimate, factor: float = 1.0) -> dict[st
 
 
 def _number(value: float | Estimate | None) -> float:
-    if isinstance(value, Estimate):
-        return value.mean
-    return float("nan") if value is None else value
+    return value.mean if isinstance(value, Estimate) else float("nan") if value is None else value

@@ -90,8 +90,7 @@ def fronts(
     found = league.pareto(table, ["model", "workload"])
     names = list(dict.fromkeys(table["planner"]))
     colour, mark = colours(names), marks(names)
-    across = 2 if len(cases) == 4 else 3
-    fig, axes, lowest = _panels(len(cases), across, (3.3, 1.9), (2.75, 0.5))
+    fig, axes, lowest = _panels(len(cases), 2 if len(cases) == 4 else 3, (3.3, 1.9), (2.75, 0.5))
     shown: dict[str, Line2D] = {}
     for axis, (model, workload) in zip(axes.flat, cases, strict=False):
         here = found[(found["model"] == model) & (found["workload"] == workload)]
@@ -166,8 +165,7 @@ def bars(
 
 def routers(table: pd.DataFrame) -> Figure:
     """Heat map: what another router makes of a planner's replicas, median over the cases."""
-    found = league.routers(table)
-    wide = found.pivot_table(
+    wide = league.routers(table).pivot_table(
         index="planner", columns="router", values="over its own [%]", aggfunc="median", sort=False
     )
     rows, columns = wide.shape

@@ -24,11 +24,7 @@ from pipelines.studies.roofline_calibration import tables
 
 
 def row_errors(
-    source: Source,
-    *,
-    raw: bool = False,
-    most_batch: float = 16.0,
-    most_tokens: float = 2048.0,
+    source: Source, *, raw: bool = False, most_batch: float = 16.0, most_tokens: float = 2048.0
 ) -> pd.DataFrame:
     """Error of the calibrated roofline and of affine fits on every row of a source.
 
@@ -99,8 +95,7 @@ def summarise(errors: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     >>> summarise(frame, ["gpu"]).round(1).to_dict("records")
     [{'gpu': 'a', 'rows': 2, 'mape': 20.0, 'bias': 10.0, 'p95': 29.0, 'largest': 30.0}]
     """
-    sized = errors.assign(size=errors["error_percent"].abs())
-    groups = sized.groupby(list(by), sort=True)
+    groups = errors.assign(size=errors["error_percent"].abs()).groupby(list(by), sort=True)
     return pd.DataFrame(
         {
             "rows": groups.size(),

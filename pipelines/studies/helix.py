@@ -116,11 +116,11 @@ def cases() -> dict[str, ServedMethod]:
     for line in _PARTS.strip().splitlines():
         name, _, rest = line.partition(": ")
         cluster, model, method = name.split()
-        parts = []
-        for part in rest.split(", "):
-            which, count, rate = part.split()
-            parts.append(ServedPart(f"{cluster} {model} {which}", int(count), float(rate)))
-        found[name] = ServedMethod(cluster, model, method, tuple(parts))
+        parts = tuple(
+            ServedPart(f"{cluster} {model} {which}", int(count), float(rate))
+            for which, count, rate in (part.split() for part in rest.split(", "))
+        )
+        found[name] = ServedMethod(cluster, model, method, parts)
     return found
 
 
@@ -153,8 +153,7 @@ def _pool(source: TraceSource) -> Trace:
 def _bins(source: TraceSource) -> Ints:
     """Arrivals in 1200 equal parts; with the real trace the artifact's own, where they are here."""
     if source == "real" and datasets.available("helix_arrivals"):
-        file = datasets.path("helix_arrivals")
-        return np.loadtxt(file, skiprows=1, dtype=np.int64)
+        return np.loadtxt(datasets.path("helix_arrivals"), skiprows=1, dtype=np.int64)
     arrival = _pool(source).arrival_s
     parts = np.minimum(arrival / arrival[-1] * 1200, 1199).astype(np.int64)
     return np.bincount(parts, minlength=1200)
@@ -237,12 +236,11 @@ def run_offline(
     seed: int = 0,
 ) -> PipelineRun:
     """One cluster kept full: by KV cache where the router keeps books of it, else by number."""
-    feed = Feed(first=in_flight, by="kv" if chosen.reserves else "count")
     return simulate_pipelines(
         network,
         offline_requests(source, seed=seed),
         chosen,
-        feed=feed,
+        feed=Feed(first=in_flight, by="kv" if chosen.reserves else "count"),
         window_s=window_s,
         until_s=window_s[1],
         seed=seed,
@@ -326,8 +324,7 @@ def over_draws(draws: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]
     for first, *others in zip(*draws, strict=True):
         values = [row["value"] for row in (first, *others)]
         if isinstance(first["value"], str):
-            agreed = len(set(values)) == 1
-            value = values[0] if agreed else re.sub("([<>])=?", r"\1=", values[0])
+            value = values[0] if len(set(values)) == 1 else re.sub("([<>])=?", r"\1=", values[0])
             rows.append(first | {"value": value})
         else:
             over = {"interval": interval(values)} if others else {}

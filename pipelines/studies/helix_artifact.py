@@ -164,8 +164,7 @@ def geo_links() -> Links:
     bandwidth, latency = np.zeros(shape), np.zeros(shape)
     for row in _table("geo_links").itertuples(index=False):
         a, b = at[str(row.start)], at[str(row.end)]
-        both = [(a, b)] if len(at) - 1 in (a, b) else [(a, b), (b, a)]
-        for i, j in both:
+        for i, j in [(a, b)] if len(at) - 1 in (a, b) else [(a, b), (b, a)]:
             bandwidth[i, j] = 1e6 * float(row.mbyte_s)  # type: ignore[arg-type]
             latency[i, j] = 1e-3 * float(row.latency_ms)  # type: ignore[arg-type]
     return Links(bandwidth, latency)
@@ -325,8 +324,7 @@ def artifact_flow(network: FlowNetwork) -> Floats:
         graph.add_edge(4 * k + 2, 4 * k + 3, capacity=NIC_BYTES_S / out)
     for a, b in links:
         size = whole.token_bytes if n in (a, b) else both
-        speed = whole.links.bandwidth_bytes_s[a, b]
-        graph.add_edge(4 * a + 3, 4 * b, capacity=float(speed / size))
+        graph.add_edge(4 * a + 3, 4 * b, capacity=float(whole.links.bandwidth_bytes_s[a, b] / size))
     _, flows = networkx.maximum_flow(graph, source, sink)
     found = np.zeros((n + 1, n + 1))
     for a, b in links:

@@ -242,9 +242,7 @@ def options(problem: Problem, shares: Sequence[float] = SHARES) -> tuple[Option,
 
 
 def deliver(
-    option: Option,
-    requests: Trace,
-    window_s: tuple[float, float] = OFFLINE_S,
+    option: Option, requests: Trace, window_s: tuple[float, float] = OFFLINE_S
 ) -> tuple[tuple[PipelineRun, ...], WindowFigures]:
     """Simulate an option offline: Helix's router and feed, each pipeline fed on its own."""
     runs = tuple(

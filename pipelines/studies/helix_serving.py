@@ -374,8 +374,7 @@ def congestion(waits: pd.DataFrame) -> Figure:
 
 def claims(served: Served, schedules: pd.DataFrame, settings: Sequence[str]) -> Rows:
     """What one draw of requests says on the claims of this notebook."""
-    rows = method_claims(served) + scheduler_claims(schedules)
-    return rows + fidelity_claims(served, settings)
+    return method_claims(served) + scheduler_claims(schedules) + fidelity_claims(served, settings)
 
 
 def method_claims(served: Served) -> Rows:

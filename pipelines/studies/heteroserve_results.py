@@ -299,8 +299,7 @@ def verdict_bars(table: pd.DataFrame) -> Figure:
         axis.barh(labels, counts, left=left, color=colour, label=verdict, edgecolor="0.6")
         told = "white" if verdict == "reproduced" else "black"
         for y, (start, count) in enumerate(zip(left, counts, strict=True)):
-            shown = count or ""
-            axis.text(start + count / 2, y, shown, ha="center", va="center", color=told)
+            axis.text(start + count / 2, y, count or "", ha="center", va="center", color=told)
         left += counts
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
@@ -431,8 +430,7 @@ def claim_values(setting: Setting, runs: Mapping[str, pd.DataFrame]) -> dict[str
     by_bins = here["sweeps"][here["sweeps"]["swept"] == "K"]
     bins = {metric: grid(by_bins, "value", metric) for metric in (TPS, SLO, P95)}
     for letter, metric in (("a", SLO), ("b", P95)):
-        means = [v.mean() for v in bins[metric]]
-        apart = max(abs(a - b) for a, b in combinations(means, 2))
+        apart = max(abs(a - b) for a, b in combinations([v.mean() for v in bins[metric]], 2))
         noise = min(v.std(ddof=1) for v in bins[metric])
         result[f"27{letter}"] = 0.0 if apart == 0 else float(apart / noise)
     base = {metric: swept("delta", 0.1, metric) for metric in (hs.P99, TPS)}

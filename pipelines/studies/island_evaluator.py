@@ -99,8 +99,7 @@ def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
     for phase in PHASES:
         groups = assignment.of(phase)
         middle = assignment.flow_rps(phase)
-        rows = [exact.index(g.island.gpu, g.island.size) for g in groups]
-        at_length = exact.rps(phase)[rows]
+        at_length = exact.rps(phase)[[exact.index(g.island.gpu, g.island.size) for g in groups]]
         time = np.array([g.count * g.share for g in groups])
         model[phase] = middle.sum(axis=0)[of] * within
         evaluated[phase] = (time[:, of] * at_length).sum(axis=0) * within

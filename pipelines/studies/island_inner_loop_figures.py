@@ -130,8 +130,7 @@ def rates(solved: Solutions) -> Figure:
         table = solved["thesis", name].rates
         by_class = dict(zip(table.classes, table.rps(phase), strict=True))
         for island, rps in by_class.items():
-            shown = np.where(rps > 0, rps, np.nan)
-            axis.plot(table.ranges.middle_tokens, shown, **_style(island))
+            axis.plot(table.ranges.middle_tokens, np.where(rps > 0, rps, np.nan), **_style(island))
         axis.set_yscale("log")
         axis.minorticks_off()
         idle = [f"{c.size} {c.gpu.split('-')[0]}" for c, rps in by_class.items() if not rps.any()]

@@ -72,17 +72,16 @@ def examples(flows: Mapping[str, Flow]) -> Figure:
     """Small placements side by side, each with its flow (Helix Fig. 1)."""
     fig, axes = plt.subplots(1, len(flows), figsize=(10.0, 2.4))
     for (name, flow), ax in zip(flows.items(), axes, strict=True):
-        title = f"{name}\n{flow.tokens_per_s:,.0f} tokens/s"
-        placements.draw(flow, ax, title=title, legend=False)
+        placements.draw(flow, ax, title=f"{name}\n{flow.tokens_per_s:,.0f} tokens/s", legend=False)
     return fig
 
 
 def published_flows() -> pd.DataFrame:
     """Exact maximum flow of every placement of the artifact, beside the objective it states."""
-    rows = []
-    for name, one in published().items():
-        best = placement(name)
-        rows.append((name, judge(best), one.tokens_per_s, judge(best, True), len(best.used)))
+    rows = [
+        (name, judge(best := placement(name)), one.tokens_per_s, judge(best, True), len(best.used))
+        for name, one in published().items()
+    ]
     columns = ["placement", "flow [tokens/s]", "published objective [tokens/s]"]
     return pd.DataFrame(rows, columns=[*columns, "with partial inference [tokens/s]", "nodes"])
 
@@ -225,8 +224,7 @@ def methods(runs: Mapping[str, PipelineRun], use: Mapping[str, Any]) -> pd.DataF
         decoded = runs[name].serving().decode_tps
         theirs, real = printed_tps(name, experiment="model_placement")
         shares = (100 * float(np.mean(share)) for share in (runs[name].node_use, used))
-        off = 100 * (decoded / theirs - 1)
-        rows.append((*name.split(), decoded, theirs, real, off, *shares))
+        rows.append((*name.split(), decoded, theirs, real, 100 * (decoded / theirs - 1), *shares))
     return pd.DataFrame(rows, columns=columns)
 
 

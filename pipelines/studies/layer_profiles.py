@@ -105,10 +105,9 @@ class LayerProfile:
     @property
     def seconds(self) -> Floats:
         """Time [s] of the whole step of every row of the attention table; shape (N,)."""
-        prompts = (self.chunk_tokens > 0).astype(float)
         return np.asarray(
             self.dense(self.chunk_tokens + self.decoding)
-            + self.head(self.decoding + prompts)
+            + self.head(self.decoding + (self.chunk_tokens > 0).astype(float))
             + self.attention_s
         )
 
@@ -131,8 +130,7 @@ class LayerProfile:
         order = np.argsort(self.context_tokens[rows])
         x, y = self.context_tokens[rows][order], self.attention_s[rows][order]
         mean, longest = np.interp([contexts.mean(), contexts.max()], x, y)
-        attention = mean + skew * (longest - mean)
-        return float(self.dense(b) + self.head(b) + attention)
+        return float(self.dense(b) + self.head(b) + (mean + skew * (longest - mean)))
 
 
 def layer_profiles() -> tuple[LayerProfile, ...]:
@@ -152,11 +150,9 @@ def layer_profiles() -> tuple[LayerProfile, ...]:
 def _read(folder: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, float]:
     """Dense and head tables [us] with one column per operator, attention table, skew."""
     names = ("dense.csv", "per_sequence.csv", "attention.csv")
-    paths = [_file(f"{folder}/{name}") for name in names]
-    dense, head, attention = map(pd.read_csv, paths)
+    dense, head, attention = map(pd.read_csv, [_file(f"{folder}/{name}") for name in names])
     meta = YAML(typ="safe").load(_file(f"{folder.rpartition('/')[0]}/meta.yaml"))
-    degree = int(folder[-1])
-    skew = meta["skew_fit"].get("per_tp", {}).get(degree, {}).get("alpha_default", np.nan)
+    skew = meta["skew_fit"].get("per_tp", {}).get(int(folder[-1]), {}).get("alpha_default", np.nan)
     return (
         dense.pivot(index="tokens", columns="layer", values="time_us"),
         head.pivot(index="sequences", columns="layer", values="time_us"),
@@ -373,14 +369,12 @@ def _fit(columns: Floats, values: Floats, seconds: Floats) -> Floats:
     """Coefficients >= 0 that minimise the error of ``values`` as shares of whole steps."""
     weighted = columns / seconds[:, None]
     scale = np.maximum(np.abs(weighted).max(axis=0), 1e-300)
-    solved = lsq_linear(weighted / scale, values / seconds, (0.0, np.inf))
-    return np.asarray(solved.x / scale)
+    return np.asarray(lsq_linear(weighted / scale, values / seconds, (0.0, np.inf)).x / scale)
 
 
 def _prefill(profile: LayerProfile, rows: Flags) -> tuple[Floats, Floats, float]:
     """Chunk sizes, attention time apart from pairs at each, and time per pair."""
-    q = profile.chunk_tokens[rows]
-    chunks, group = np.unique(q, return_inverse=True)
+    chunks, group = np.unique(profile.chunk_tokens[rows], return_inverse=True)
     each = np.eye(len(chunks))[group]
     _, _, _, pairs = profile.step_arguments
     columns = np.column_stack([each, pairs[rows]])
@@ -444,8 +438,7 @@ def measurements() -> tuple[Measurements, ...]:
         rows = zip(
             table.decode.tolist(), table.batch.tolist(), table.length_tokens.tolist(), strict=True
         )
-        seconds = np.array([_profiled(profile, *row) for row in rows])
-        found.append(replace(table, seconds=seconds))
+        found.append(replace(table, seconds=np.array([_profiled(profile, *row) for row in rows])))
     return tuple(found)
 
 

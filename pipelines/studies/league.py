@@ -36,8 +36,7 @@ def plans(table: pd.DataFrame) -> pd.DataFrame:
     rate, and ``wins`` whether no single planner is more than 2 % better.
     """
     own = table[table["router"] == OWN].drop_duplicates([*CASE, "planner"]).copy()
-    single = own[own["planner"] != PORTFOLIO]
-    best = single.groupby(CASE, sort=False)[GOODPUT].max().rename("best")
+    best = own[own["planner"] != PORTFOLIO].groupby(CASE, sort=False)[GOODPUT].max().rename("best")
     own = own.merge(best, on=CASE, how="left")
     carried, top = own[GOODPUT].fillna(0.0).to_numpy(), own.pop("best").fillna(0.0).to_numpy()
     share = np.divide(carried, top, out=np.zeros_like(carried), where=top > 0)
@@ -213,10 +212,9 @@ def takeaway(table: pd.DataFrame) -> str:
     steady = single.sort_values("mean over all cases [% of best]", ascending=False).iloc[0]
     most = single.sort_values("wins", ascending=False, kind="stable").iloc[0]
     winners = int((single["wins"] > 0).sum())
-    always = int(most["wins"]) == cases
     first = (
         f"{most['planner']} is within 2 % of the best in {_cases(cases)} of {cases}"
-        if always
+        if int(most["wins"]) == cases
         else f"No planner is best everywhere: {winners} of {len(single)} win somewhere, "
         f"{most['planner']} most often ({int(most['wins'])} of {cases} cases)"
     )

@@ -145,9 +145,7 @@ class Accepted:
         """Whether the value lies inside; a single point allows for rounding to 10 digits."""
         if self.low == self.high:
             return math.isclose(value, self.low, rel_tol=1e-9, abs_tol=1e-9)
-        if self.open:
-            return self.low < value < self.high
-        return self.low <= value <= self.high
+        return self.low < value < self.high if self.open else self.low <= value <= self.high
 
     def overlaps(self, *others: Accepted) -> bool:
         """Whether some number lies inside all of them."""
@@ -304,8 +302,7 @@ class Claim:
         if self.op == "order":
             return Order(self.expected)
         low = -math.inf if self.low is None else self.low
-        high = math.inf if self.high is None else self.high
-        return Accepted(low, high, self.op in _OPEN)
+        return Accepted(low, math.inf if self.high is None else self.high, self.op in _OPEN)
 
     def side(self) -> Accepted | Order | None:
         """What suffices for the direction, None where the claim has no weaker form."""
@@ -442,8 +439,7 @@ def _claim(row: CsvRow, settings: dict[str, str]) -> Claim:
 
 def _consistent(claim: Claim, row: CsvRow) -> None:
     """Raise where a check contradicts itself or its direction."""
-    ordered = claim.op == "order"
-    column = "expected" if ordered else "low"
+    column = "expected" if claim.op == "order" else "low"
     try:
         check = claim.check()
         column = "direction"

@@ -85,12 +85,10 @@ def by_case(
     for case, of in found[found["kind"] == kind].groupby("case", sort=False):
         both = of.pivot_table(index="repeat", columns="origin", values=quantity)
         real, simulated = both["real"].to_numpy(), both["simulated"].to_numpy()
-        ends = (real.mean(), *interval(real), simulated.mean(), *interval(simulated))
-        rows.append((case, len(real), *ends, 100.0 * (simulated.mean() / real.mean() - 1.0)))
-    columns = ["case", "repeats"]
-    for origin in ("real", "simulated"):
-        columns += [origin, f"{origin}_low", f"{origin}_high"]
-    return pd.DataFrame(rows, columns=[*columns, "error_percent"])
+        means = (real.mean(), *interval(real), simulated.mean(), *interval(simulated))
+        rows.append((case, len(real), *means, 100.0 * (simulated.mean() / real.mean() - 1.0)))
+    ends = [f"{origin}{end}" for origin in ("real", "simulated") for end in ("", "_low", "_high")]
+    return pd.DataFrame(rows, columns=["case", "repeats", *ends, "error_percent"])
 
 
 def gains(found: pd.DataFrame, baseline: str, quantity: str = "output_tps") -> pd.DataFrame:
@@ -125,18 +123,17 @@ def pairs(found: pd.DataFrame, quantity: str = "output_tps") -> pd.DataFrame:
 
 def fits(rounds: pd.DataFrame) -> dict[str, profiling.Fitted]:
     """Step times fitted to the rounds of each engine, as ``hetero profile --fit`` fits them."""
-    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in dict.fromkeys(rounds["engine"]):
-            found[str(name)] = profiling.fitted(_own(rounds, name, folder))
-    return found
+        return {
+            str(name): profiling.fitted(_own(rounds, name, folder))
+            for name in dict.fromkeys(rounds["engine"])
+        }
 
 
 def _own(rounds: pd.DataFrame, name: str, folder: str) -> Path:
     """The rounds of one engine as a file of their own."""
     file = Path(folder) / f"{name}.csv"
-    of = rounds[rounds["engine"] == name]
-    of.drop(columns=list(PROFILE_EXTRA)).to_csv(file, index=False)
+    rounds[rounds["engine"] == name].drop(columns=list(PROFILE_EXTRA)).to_csv(file, index=False)
     return file
 
 
@@ -181,8 +178,7 @@ def samples(
     found: pd.DataFrame, origin: str, quantity: str = "output_tps"
 ) -> dict[str, NDArray[np.float64]]:
     """Values over the repeats by router, as :func:`hetero.intervals.ranking` takes them."""
-    part = found[(found["kind"] == "router") & (found["origin"] == origin)]
-    ordered = part.sort_values("repeat")
+    ordered = found[(found["kind"] == "router") & (found["origin"] == origin)].sort_values("repeat")
     return {str(case): np.asarray(of[quantity]) for case, of in ordered.groupby("case", sort=False)}
 
 

@@ -29,8 +29,7 @@ EXACT_TO = {"prefill": 1000.0, "decode": 30.0}
 
 def splitwise_medians() -> pd.DataFrame:
     """Median and coefficient of variation over the repeats of each Splitwise setting."""
-    frame = raw_frame("splitwise")
-    groups = frame.groupby(
+    groups = raw_frame("splitwise").groupby(
         ["gpu", "llm", "tensor_parallel", "batch", "input_tokens", "output_tokens"]
     )
     out = groups.size().rename("repeats").reset_index()
@@ -163,8 +162,7 @@ def all_reduce_knots() -> pd.DataFrame:
                 )
                 for k in simplify(x, y, KNOT_ERROR)
             ]
-    columns = ["gpu", "gpus", "engine", "kernel", "message_bytes", "us"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=["gpu", "gpus", "engine", "kernel", "message_bytes", "us"])
 
 
 FILES: dict[str, Callable[[], pd.DataFrame]] = {

@@ -27,15 +27,10 @@ def three_nodes() -> Placement:
     """
     cluster = Cluster(
         "three nodes",
-        (
-            Machine("A100", gpu("A100-SXM-40GB")),
-            Machine("L4", gpu("L4")),
-            Machine("T4", gpu("T4")),
-        ),
+        (Machine("A100", gpu("A100-SXM-40GB")), Machine("L4", gpu("L4")), Machine("T4", gpu("T4"))),
         Network(within_region=_link(0.05, 0.001)),
     )
-    model = replace(llm("Llama-2-70B"), layers=12)
-    problem = Problem.of(cluster, model)
+    problem = Problem.of(cluster, replace(llm("Llama-2-70B"), layers=12))
     return Placement.of(problem, {"A100": (0, 8), "L4": (8, 12), "T4": (8, 12)}, "Fig. 2")
 
 

@@ -16,8 +16,7 @@ from hetero.simulator import Run
 
 def served_by_group(card: PlanCard, run: Run) -> pd.Series:
     """Share [%] of the finished requests of a run that each group of a card's replicas served."""
-    replica = run.frame()["replica"].dropna()
-    shares = 100.0 * replica.value_counts(normalize=True)
+    shares = 100.0 * run.frame()["replica"].dropna().value_counts(normalize=True)
     return pd.Series(
         {
             _group_name(group): sum(float(shares.get(name, 0.0)) for name in group.names)
@@ -99,10 +98,11 @@ def _carried(axis: Axes, card: PlanCard) -> None:
 
 
 def _latencies(axis: Axes, card: PlanCard) -> None:
-    rows = []
-    for name, target_s in card.question.targets_s.items():
-        found = card.latencies_s[name]
-        rows += [(f"{name.upper()} P{p}", 100 * found[p].value / target_s) for p in (50, 90, 99)]
+    rows = [
+        (f"{name.upper()} P{p}", 100 * card.latencies_s[name][p].value / target_s)
+        for name, target_s in card.question.targets_s.items()
+        for p in (50, 90, 99)
+    ]
     places = np.arange(len(rows))[::-1]
     axis.barh(places, [value for _, value in rows], color="#56B4E9", height=0.6)
     axis.axvline(100, color="#111111", linewidth=1.2, linestyle="--")

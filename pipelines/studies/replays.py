@@ -196,8 +196,7 @@ def summary() -> pd.DataFrame:
         for quantity in QUANTITIES:
             values = (real.means[quantity], *real.percentiles[quantity])
             rows.append((real.llm, quantity, *(round(float(v), 6) for v in values)))
-    columns = ["llm", "quantity", "mean", *(f"p{p}" for p in PERCENTILES)]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=["llm", "quantity", "mean", *(f"p{p}" for p in PERCENTILES)])
 
 
 def load() -> pd.DataFrame:
@@ -251,13 +250,12 @@ def _published(name: str, clock: Clock = "engine") -> RealRun:
         name=f"ShareGPT on {name}",
         source=f"{DATASET}, {started:%Y-%m-%d}",
     )
-    memory = config["nodes"][0]["instances"][0]["npu_mem"]["mem_util"]
     return RealRun(
         llm=name,
         tensor_parallel=int(arguments["tensor_parallel_size"]),
         engine_version=f"vLLM {meta['vllm_version']}",
         engine=_engine(arguments["max_num_seqs"], arguments["max_num_batched_tokens"]),
-        memory_fraction=float(memory),
+        memory_fraction=float(config["nodes"][0]["instances"][0]["npu_mem"]["mem_util"]),
         trace=trace,
         means={q: float(v.mean()) for q, v in requests.items()},
         percentiles={q: np.percentile(v, PERCENTILES) for q, v in requests.items()},

@@ -193,10 +193,7 @@ class Workbench:
             links().items(), FORMULAS, (1, 3), overheads_ms
         ):
             deployment = two_instances(
-                link,
-                ENGINES["prefill first"],
-                formula,
-                step_overhead_s=overhead / 1e3,
+                link, ENGINES["prefill first"], formula, step_overhead_s=overhead / 1e3
             )
             frame = self.serve({(name, "prefill first"): deployment}, routers, factor=factor)
             rows.append(
@@ -280,8 +277,7 @@ def other_readings(frame: pd.DataFrame, what: Callable[[pd.DataFrame], str]) -> 
 
 def places(table: pd.DataFrame, rate_rps: float, name: str, place: str) -> str:
     """In how many settings of the sensitivity a strategy is ``first`` or ``last``, by link."""
-    chains = _chains(table, rate_rps)
-    hits = chains.str[0 if place == "first" else -1] == name
+    hits = _chains(table, rate_rps).str[0 if place == "first" else -1] == name
     texts = [
         f"{at.sum()} of {len(at)} settings with {link}"
         for link, at in hits.groupby(table["link"], sort=False)

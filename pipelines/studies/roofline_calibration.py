@@ -92,11 +92,11 @@ class Calibration(Shown):
 
     def table(self) -> Table:
         """Value, spread and state of each efficiency, errors below."""
-        rows = []
         inner = self.efficiency.table()
-        for row, deviation in zip(inner.rows, self.deviation, strict=True):
-            spread = f"x/÷ {np.exp(float(deviation)):.2f}"
-            rows.append((*row[:3], spread, row[3]))
+        rows = [
+            (*row[:3], f"x/÷ {np.exp(float(deviation)):.2f}", row[3])
+            for row, deviation in zip(inner.rows, self.deviation, strict=True)
+        ]
         columns = (*inner.columns[:3], Column("one deviation"), Column("is"))
         notes = [
             f"{phase}: mean error {a.mape_percent:.1f} %, bias {a.bias_percent:+.1f} %, "
@@ -165,8 +165,7 @@ def calibrate(tables: Iterable[Measurements], *, hold_out: bool = True) -> Calib
             continue
         predicted, seconds, decode = [], [], []
         for fold in folds:
-            rest = [t for t in used if _fold(t, kind) != fold]
-            trial = fitted(*solved(rest), label)
+            trial = fitted(*solved([t for t in used if _fold(t, kind) != fold]), label)
             for t in used:
                 if _fold(t, kind) == fold:
                     predicted.append(predict(t, trial))
@@ -274,8 +273,7 @@ def errors(*, raw: Collection[Source] = ()) -> pd.DataFrame:
     }
     found = []
     for source in SOURCES:
-        groups = by_gpu(tables(source, raw=source in raw))
-        for (name, engine), group in groups.items():
+        for (name, engine), group in by_gpu(tables(source, raw=source in raw)).items():
             row = committed[source, name, engine]
             values = Efficiency.of(row[value] for value in VALUES)
             for scope in ("fitted", "not fitted"):

@@ -238,8 +238,7 @@ def left_out(name: str) -> tuple[EngineOverheads, pd.DataFrame]:
         for value in dict.fromkeys(_key(run, fold) for run in fit.runs):
             rest = [run for run in fit.runs if _key(run, fold) != value]
             out = [run for run in fit.runs if _key(run, fold) == value]
-            found = fit.fit(rest, every)
-            parts.append(fit.errors(out, found, fold).assign(test=fold))
+            parts.append(fit.errors(out, fit.fit(rest, every), fold).assign(test=fold))
     return every, pd.concat(parts, ignore_index=True)
 
 

@@ -102,11 +102,7 @@ class Group:
 
 GROUPS: Final = (
     Group(
-        "MI300X",
-        "argonne",
-        "vllm 0.4-0.6",
-        grid="release",
-        free=(*_COMPUTE, "layer_overhead_s"),
+        "MI300X", "argonne", "vllm 0.4-0.6", grid="release", free=(*_COMPUTE, "layer_overhead_s")
     ),
     Group("A10G", "nm_vllm", "nm-vllm 0.5.0", ttft=True),
     Group("Gaudi2", "argonne other", "Deepspeed 2024"),
@@ -208,11 +204,9 @@ def fitted(group: Group, without: str = "") -> tuple[Efficiency, tuple[str, ...]
         return Efficiency.of(values)
 
     names = ["llm", "degree", "quantity"]
-    keys = logs(group, runs, made(start))[names]
-    size = keys.groupby(names)["llm"].transform("size").to_numpy()
+    size = logs(group, runs, made(start))[names].groupby(names)["llm"].transform("size").to_numpy()
     far, near = (logs(group, runs, made(start), by)["log"] for by in (_BY, -_BY))
-    answer = np.maximum((far - near) / (2.0 * _BY), 1.0)
-    weight = np.asarray(1.0 / np.sqrt(size) / _ERROR / answer)
+    weight = np.asarray(1.0 / np.sqrt(size) / _ERROR / np.maximum((far - near) / (2.0 * _BY), 1.0))
 
     def residuals(x: Floats) -> Floats:
         off = logs(group, runs, made(x))["log"].to_numpy()
@@ -235,11 +229,10 @@ def fitted(group: Group, without: str = "") -> tuple[Efficiency, tuple[str, ...]
     silent = {name for name, by in zip(group.free, moved, strict=True) if by < _MOVES}
     loose = {n for n, d, s in zip(group.free, deviation, spread, strict=True) if d > 0.5 * s}
     loose |= {name for name in group.lent().estimated if name not in group.free}
-    label = f"calibrated on servers ({group.engine}, {group.gpu})"
     values = Efficiency.of(
         made(found.x, _DIGITS).values,
         estimated=tuple(name for name in VALUES if name in loose | silent),
-        source=label,
+        source=f"calibrated on servers ({group.engine}, {group.gpu})",
         provenance="derived",
     )
     return values, tuple(name for name in VALUES if name in silent)

@@ -130,8 +130,7 @@ def _response(run: ServerRun, steps: StepsOfRun) -> dict[str, Floats]:
     step = steps(run)
     each = []
     for p, d in _GRID:
-        made = scaled(step, float(np.exp(p)), float(np.exp(d))) if p or d else step
-        own = {run: made}
+        own = {run: scaled(step, float(np.exp(p)), float(np.exp(d))) if p or d else step}
         try:
             each.append(servers.simulated(run, servers.served(run, own.__getitem__)))
         except (InfeasibleError, ParameterError):
@@ -262,8 +261,7 @@ def coverage(share: float = 0.9) -> pd.DataFrame:
     >>> found.columns.tolist()[:5]
     ['test', 'source', 'gpu', 'kind', 'quantity']
     """
-    found = runs(share)
-    groups = found.groupby(["test", "source", "gpu", "kind", "quantity"], sort=False)
+    groups = runs(share).groupby(["test", "source", "gpu", "kind", "quantity"], sort=False)
     return groups.agg(
         runs=("covered", "size"), covered=("covered", "mean"), width_percent=("width", "median")
     ).reset_index()

@@ -375,8 +375,7 @@ def _poisson(count: int, rate_rps: float, lengths: tuple[Ints, Ints], span_s: fl
     trace = Trace(np.zeros(count), *lengths, name="ShareGPT", source="twin:sharegpt, scaled")
     trace = trace.poisson(rate_rps, stream(0, "arrivals"))
     arrival = trace.arrival_s - trace.arrival_s[0]
-    factor = span_s / float(arrival[-1]) if span_s else 1.0
-    return replace(trace, arrival_s=factor * arrival)
+    return replace(trace, arrival_s=(span_s / float(arrival[-1]) if span_s else 1.0) * arrival)
 
 
 def _client(row: Mapping[Hashable, Any]) -> dict[str, float]:
@@ -468,14 +467,13 @@ def _blis() -> Iterator[ServerRun]:
         count = min(row["completed"], int(240 * row["rate_rps"]))
         prompt, output = round(row["mean_prompt_tokens"]), row["mean_output_tokens"]
         blocks = (prompt - 1) // 16
-        ids = (np.arange(count) % 100)[:, None] * blocks + np.arange(blocks)
         trace = Trace(
             np.arange(count) / row["rate_rps"],
             np.full(count, prompt),
             np.floor((np.arange(count) + 1) * output) - np.floor(np.arange(count) * output),
             name=row["workload"],
             prefix_offsets=np.arange(count + 1) * blocks,
-            prefix_ids=ids.ravel(),
+            prefix_ids=((np.arange(count) % 100)[:, None] * blocks + np.arange(blocks)).ravel(),
             block_tokens=16,
         )
         yield ServerRun(

@@ -145,8 +145,7 @@ class ShiftDetector(Shown):
         z = (figures - means) / deviations
         rng = stream(seed, "shift detector")
         blocks = horizon_requests // block_requests
-        runs = -(-blocks // _RUN)
-        starts = rng.integers(0, len(z) - _RUN + 1, size=(_STREAMS, runs))
+        starts = rng.integers(0, len(z) - _RUN + 1, size=(_STREAMS, -(-blocks // _RUN)))
         index = (starts[:, :, None] + np.arange(_RUN)).reshape(_STREAMS, -1)[:, :blocks]
         largest = np.zeros(_STREAMS)
         above, below = np.zeros((_STREAMS, 3)), np.zeros((_STREAMS, 3))
@@ -179,12 +178,11 @@ class ShiftDetector(Shown):
                 side, k = np.unravel_index(int(sums.argmax()), sums.shape)
                 begin = int(left_zero[side, k])
                 request = start + (t + 1) * self.block_requests - 1
-                shift = float(figures[begin : t + 1, k].mean() - self.means[k])
                 return Alarm(
                     request=request,
                     time_s=float(trace.arrival_s[request]),
                     figure=FIGURES[int(k)],
-                    factor=float(np.exp(shift)),
+                    factor=float(np.exp(float(figures[begin : t + 1, k].mean() - self.means[k]))),
                     since=start + begin * self.block_requests,
                 )
         return None
@@ -200,8 +198,7 @@ class ShiftDetector(Shown):
             f"A shift of '{figure}' by a factor of {factor}.",
             resolve=f"use a factor above 0 and one of {', '.join(FIGURES)}.",
         )
-        k = FIGURES.index(figure)
-        drift = abs(np.log(factor)) / self.deviations[k] - self.slack
+        drift = abs(np.log(factor)) / self.deviations[FIGURES.index(figure)] - self.slack
         if drift <= 0:
             return float("inf")
         return float(self.block_requests * np.ceil(self.threshold / drift))
@@ -233,8 +230,7 @@ def _figures(trace: Trace, block_requests: int, start: int = 0) -> Floats:
     stop = start + count * block_requests
 
     def blocks(values: NDArray[np.generic]) -> Floats:
-        part = values[start:stop].astype(np.float64)
-        return part.reshape(count, block_requests)
+        return values[start:stop].astype(np.float64).reshape(count, block_requests)
 
     inputs = np.log(blocks(trace.input_tokens)).mean(axis=1)
     outputs = np.log1p(blocks(trace.output_tokens)).mean(axis=1)
@@ -242,5 +238,4 @@ def _figures(trace: Trace, block_requests: int, start: int = 0) -> Floats:
     ends = blocks(trace.arrival_s)[:, -1]
     before = trace.arrival_s[start - 1] if start else trace.arrival_s[0]
     lengths = np.diff(np.concatenate([[float(before)], ends]))
-    rate = np.log(block_requests / np.maximum(lengths, 1e-3))
-    return np.column_stack([inputs, outputs, rate])
+    return np.column_stack([inputs, outputs, np.log(block_requests / np.maximum(lengths, 1e-3))])

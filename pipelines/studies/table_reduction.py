@@ -101,9 +101,7 @@ def _monotone(times: Floats) -> Floats:
     known = np.isfinite(times)
     found = times.copy()
     kept = times[known]
-    high = np.maximum.accumulate(kept)
-    low = np.minimum.accumulate(kept[::-1])[::-1]
-    found[known] = np.sqrt(high * low)
+    found[known] = np.sqrt(np.maximum.accumulate(kept) * np.minimum.accumulate(kept[::-1])[::-1])
     return found
 
 

@@ -129,10 +129,9 @@ def simulations(
 
 def by_setting(simulated: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
     """Simulated tokens/s by link and engine: a row per sample, a column per degree."""
-    groups = simulated.groupby(["link", "engine"], sort=False)
     return {
         (str(link), str(engine)): rows.pivot(index="seed", columns="t", values=TPS)
-        for (link, engine), rows in groups
+        for (link, engine), rows in simulated.groupby(["link", "engine"], sort=False)
     }
 
 

@@ -184,8 +184,7 @@ class ThunderServeStudy:
             self._evaluators[key] = Evaluator(costs, asked, self.target(name), PAIRS)
         evaluator = self._evaluators[key]
         search = TabuSearch.start(evaluator, TabuSettings(steps=self.tabu_steps), seed=seed)
-        best = search.run()
-        return PhasePlan.of(evaluator, best, search="tabu", history=tuple(search.history))
+        return PhasePlan.of(evaluator, search.run(), search="tabu", history=tuple(search.history))
 
     def latencies(self, name: str) -> Callable[[Run], dict[str, Any]]:
         """Makes scales and mean end-to-end time of a run (ThunderServe Fig. 7, 8 and 12)."""
@@ -272,9 +271,7 @@ def deadline_table(deadlines: pd.DataFrame) -> pd.DataFrame:
 
 
 def convergence(
-    study: ThunderServeStudy,
-    whole: Mapping[str, Sequence[PhasePlan]],
-    rate_rps: float,
+    study: ThunderServeStudy, whole: Mapping[str, Sequence[PhasePlan]], rate_rps: float
 ) -> dict[tuple[str, int], Floats]:
     """Best estimate [%] after each tabu step, by workload and GPUs (ThunderServe Fig. 10).
 
@@ -323,8 +320,7 @@ def as_slow_as_printed(llm: Llm, settings: CostSettings) -> dict[str, tuple[floa
     pair = cluster.cluster("thunderserve-a40-3090ti-40gbit")
     for _ in range(40):  # each time rests on one factor above all, so this contracts
         costs = SlowedCosts(pair, llm, settings, slower=found)
-        evaluator = Evaluator(costs, Demand.of(_fed(), 30.0), Slo(e2e_s=1e4))
-        printed = PhasePlan.of(evaluator, _APART)
+        printed = PhasePlan.of(Evaluator(costs, Demand.of(_fed(), 30.0), Slo(e2e_s=1e4)), _APART)
         (p0, d0), (p1, d1) = (
             _request_ms(costs.pipeline([PipelineStage(k, 4, llm.layers)])) for k in (0, 1)
         )
@@ -392,8 +388,7 @@ def _baseline(costs: CostModel, trace: Trace) -> tuple[float, float, float, floa
     }
     prefill, decode = times.mean(axis=0)
     base = Deployment("both phases on each machine", nodes)
-    tps = _fed_tps(trace, (base, PairShares(speeds)))
-    return float(prefill), 0.0, float(decode), tps
+    return float(prefill), 0.0, float(decode), _fed_tps(trace, (base, PairShares(speeds)))
 
 
 def _fed_tps(trace: Trace, system: System) -> float:

@@ -131,8 +131,7 @@ def plans(
         }
         told = ", ".join(f"{p}:{d}" for p, d in zip(*counts.values(), strict=True))
         orders += _rows("table3", f"{told} by seed, {at}", **{f"_8{'ab'[k]}": ranking(counts)})
-        total = np.sum(list(counts.values()), axis=0)
-        totals += _means("table3", at, **{f"_8{'cd'[k]}": total})
+        totals += _means("table3", at, **{f"_8{'cd'[k]}": np.sum(list(counts.values()), axis=0)})
     phases = product((("A40", "prefill"), ("RTX-3090Ti", "decode")), _NAMES)
     for letter, (phase, name) in zip("abcd", phases, strict=True):
         note = f"data sheet figures, {rate_rps:g} req/s; as printed "
@@ -170,8 +169,7 @@ def rescheduling(
     full, light = search_s["full"], search_s["light"]
     if full is not None and light is not None:
         note = "recorded search times; reload computed, each layer read once per machine"
-        ratio = (full + reload_s(service, "per machine")) / light
-        rows += _rows("table4", note, _12=ratio)
+        rows += _rows("table4", note, _12=(full + reload_s(service, "per machine")) / light)
     return rows
 
 

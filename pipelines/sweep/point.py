@@ -159,9 +159,7 @@ def _said(error: Exception) -> str:
         return f"Cell [{error.exec_count}]: {error.ename}: {error.evalue}"
     if isinstance(error, OSError):
         return f"{error.strerror or error}"
-    if isinstance(error, HeteroError):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, HeteroError) else f"{type(error).__name__}: {error}"
 
 
 def _fail(job: Job, own: str, why: str, text: str) -> str:

@@ -87,8 +87,7 @@ def _outputs(captured: Any) -> list[nbformat.NotebookNode]:
 
 
 def _error(error: BaseException) -> nbformat.NotebookNode:
-    lines = traceback.format_exception(error)
-    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in traceback.format_exception(error)]
     found: nbformat.NotebookNode = _new_output(
         "error", ename=type(error).__name__, evalue=str(error), traceback=plain
     )

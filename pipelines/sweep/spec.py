@@ -246,13 +246,12 @@ def _sobol(design: Sobol) -> list[dict[str, Any]]:
 
     sampler = qmc.Sobol(len(design.ranges), seed=design.seed)
     # Whole powers of two keep the sequence balanced; what is over is left out.
-    unit = sampler.random_base2(math.ceil(math.log2(design.count)))[: design.count]
     return [
         {
             name: scaled(one, float(u))
             for (name, one), u in zip(design.ranges.items(), row, strict=True)
         }
-        for row in unit
+        for row in sampler.random_base2(math.ceil(math.log2(design.count)))[: design.count]
     ]
 
 

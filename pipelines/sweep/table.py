@@ -39,8 +39,7 @@ def collect(sweep: Sweep, jobs: Sequence[Job]) -> pd.DataFrame:
                 name: _read(one, job.target, given, name) for name, one in sweep.measures.items()
             }
             rows.append({"point": job.key} | values | own | found)
-    columns = ["point", *sweep.swept, *sweep.repeat, *sweep.measures]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=["point", *sweep.swept, *sweep.repeat, *sweep.measures])
 
 
 def _plain(value: Any) -> Any:

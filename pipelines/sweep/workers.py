@@ -33,11 +33,7 @@ class SweepError(HeteroError):
 
 
 def run_all(
-    jobs: Sequence[Job],
-    *,
-    on: str = "loky",
-    workers: int = 0,
-    show: bool | None = None,
+    jobs: Sequence[Job], *, on: str = "loky", workers: int = 0, show: bool | None = None
 ) -> None:
     """Run the points that are not finished, until each is finished or has failed.
 
@@ -246,8 +242,7 @@ def _ray(address: str, workers: int) -> Iterator[dict[str, Any]]:
         register: Any = register_ray
         register()
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        total = int(resources.get("CPU", 1))
-        yield {"backend": "ray", "n_jobs": workers or total}
+        yield {"backend": "ray", "n_jobs": workers or int(resources.get("CPU", 1))}
     finally:
         ray.shutdown()
 
