@@ -23,6 +23,11 @@ def quantised(**own: object) -> Llm:
     return Llm.from_config(QWEN | {"quantization_config": own}, name="q")
 
 
+def packed(bits: int, **more: int) -> dict[str, object]:
+    weights = {"num_bits": bits, "type": "int"} | more
+    return {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": weights}}}
+
+
 @pytest.mark.parametrize(
     ("own", "precision", "bits"),
     [
@@ -31,25 +36,8 @@ def quantised(**own: object) -> Llm:
         ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "int4", 4 + 20 / 32),
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int4", 8 + 24 / 128),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4", 4.5),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"g": {"weights": {"num_bits": 8, "type": "int"}}},
-                "ignore": ["lm_head"],
-            },
-            "int8",
-            8.004,
-        ),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {
-                    "g": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}
-                },
-            },
-            "int4",
-            4.125,
-        ),
+        (packed(8) | {"ignore": ["lm_head"]}, "int8", 8.004),
+        (packed(4, group_size=128), "int4", 4.125),
     ],
 )
 def test_a_configuration_states_its_weights(own, precision, bits) -> None:

@@ -88,3 +88,23 @@ def test_intervals_of_plans_have_a_row_per_question():
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     assert told == ["nominal step times", "90 % interval"]
     plt.close(figure)
+
+
+def test_rows_of_one_gpu_and_engine_count_as_often_as_they_have_runs():
+    nothing = {"fitted": "nothing", "floor": float("nan"), "TTFT": float("nan")}
+    rows = [
+        {"gpu": "G", "llm": "a", "engine": "vllm", "throughput": 2.0, "TPOT": 4.0, "runs": 1},
+        {"gpu": "G", "llm": "b", "engine": "vllm", "throughput": 6.0, "TPOT": None, "runs": 9},
+        {"gpu": "H", "llm": "a", "engine": "vllm", "throughput": 3.0, "TPOT": 1.0, "runs": 2},
+    ]
+    frame = pd.DataFrame([row | nothing for row in rows])
+    frame.loc[2, "fitted"] = "overheads"
+    figure = study.public_figure(frame)
+    (axis,) = figure.axes
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names == ["G, vllm (10)", "H, vllm (2)"]
+    full, hollow = axis.lines[:2]
+    assert full.get_xdata()[0] == pytest.approx(6.0)
+    assert hollow.get_fillstyle() == "none"
+    assert hollow.get_xdata()[0] == pytest.approx(3.0)
+    plt.close(figure)

@@ -20,13 +20,8 @@ def test_the_picture_says_what_the_card_says() -> None:
     by_group, carried, latencies = figure.axes
     widths = [bar.get_width() for bar in by_group.patches]
     assert widths == pytest.approx(list(shares))
-    drawn = dict(
-        zip(
-            [label.get_text() for label in carried.get_yticklabels()],
-            [bar.get_width() for bar in carried.patches],
-            strict=True,
-        )
-    )
+    named = zip(carried.get_yticklabels(), carried.patches, strict=True)
+    drawn = {label.get_text(): bar.get_width() for label, bar in named}
     assert card.bound is not None
     assert drawn == {
         "asked for": 2.0,
