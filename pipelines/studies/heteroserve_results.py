@@ -346,7 +346,7 @@ def _change(rows: pd.DataFrame, name: str, metric: str) -> NDArray[np.float64]:
 
 
 def headline_values(table1: pd.DataFrame, ablation: pd.DataFrame) -> dict[str, Value]:
-    """Values of what Table 1 and the ablation of queue awareness claim, of rows of one setting."""
+    """Values of what HeteroServe's Table 1 and its ablation of queue awareness claim."""
     whole = {
         metric: {name[0]: values(table1, metric, scheduler=name) for name in _ROWS}
         for metric in (TPS, SLO, P95, hs.TAIL)

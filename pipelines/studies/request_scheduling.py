@@ -91,7 +91,7 @@ def two_machines(link: Link | None, engine: Engine, kv_formula: KvFormula = "mod
 
 
 def printed(model: str = "Llama-3-8B", **options: Any) -> Workload:
-    """Algorithm 2 as printed: the first of several that tie; eq. 5 and 8 count 2 l h a token."""
+    """Xiong et al.'s Algorithm 2 as printed: the first of ties; eq. 5 and 8 count 2 l h a token."""
     kv_bytes = llm(model).kv_bytes_per_token("fp16", "full")
     return Workload(kv_bytes=kv_bytes, **{"ties": "first", **options})
 
