@@ -147,8 +147,8 @@ class Workload(Builtin):
     coefficients
         p1 to p8 of each replica; by default each is profiled and fitted.
     kv_bytes
-        KV cache of a token as eq. 5 and 8 count it, 2 l h values [bytes]; by default as the engine
-        stores it.
+        KV cache of a token as Xiong et al. eq. 5 and 8 count it, 2 l h values [bytes]; by default
+        as the engine stores it.
 
     Examples
     --------

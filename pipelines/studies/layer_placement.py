@@ -158,7 +158,7 @@ def progress(plans: Mapping[str, FlowPlan]) -> Figure:
         ax.set(xscale="log", yscale="log", title=name)
     for ax in axes[:, 0]:
         ax.set_ylabel("flow [tokens/s]")
-    figures.shared_legend(fig)
+    figures.shared_legend(fig, ncols=4)
     return fig
 
 

@@ -15,7 +15,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hetero.catalog import Link, llm
@@ -36,7 +36,6 @@ from pipelines.studies.tensor_parallel_search import (
     SETTINGS,
     TPS,
     links,
-    settings_map,
     stretched,
 )
 
@@ -92,7 +91,7 @@ def two_machines(link: Link | None, engine: Engine, kv_formula: KvFormula = "mod
 
 
 def printed(model: str = "Llama-3-8B", **options: Any) -> Workload:
-    """Algorithm 2 as printed: the first of several that tie; eq. 5 and 8 count 2 l h a token."""
+    """Xiong et al.'s Algorithm 2 as printed: the first of ties; eq. 5 and 8 count 2 l h a token."""
     kv_bytes = llm(model).kv_bytes_per_token("fp16", "full")
     return Workload(kv_bytes=kv_bytes, **{"ties": "first", **options})
 
@@ -436,37 +435,5 @@ def theta_figure(frame: pd.DataFrame) -> Figure:
         axis.set(title=link, ylabel="")
         axis.set_ylim(bottom=0)
     axes[0].set_ylabel("throughput [1,000 tokens/s]")
-    shared_legend(fig, "outside upper left")
-    return fig
-
-
-def sensitivity_figure(table: pd.DataFrame) -> Figure:
-    """Gain of OS over RR at 24 req/s by setting, with the first and the last strategy by mean."""
-    chains, gain = _chains(table, 24.0), table[_GAIN]
-    text = gain.map("{:+.0f} %\nfirst ".format) + chains.str[0] + ", last " + chains.str[-1]
-    span = 2 * max(10.0, gain.abs().max())
-    return settings_map(
-        table.assign(text=text), _GAIN, height=3.0, cmap="PuOr", vmin=-span, vmax=span
-    )
-
-
-def latencies_figure(runs: Mapping[str, Run], slo: Slo) -> Figure:
-    """Distributions of TTFT and TPOT, a line per router (the first one thick), with the targets."""
-    fig, axes = plt.subplots(1, 2, figsize=(8.6, 3.3), sharey=True)
-    labels = {"ttft_s": "time to first token [s]", "tpot_s": "time per further output token [s]"}
-    for axis, (quantity, label) in zip(axes, labels.items(), strict=True):
-        for k, (name, run) in enumerate(runs.items()):
-            sns.ecdfplot(
-                x=getattr(run, quantity), stat="percent", color=CYCLE[k],
-                linewidth=3.2 if k == 0 else 1.5, label=name, ax=axis,
-            )  # fmt: skip
-        axis.axvline(getattr(slo, quantity), color="#777777", linewidth=0.9, linestyle=":")
-        axis.set(xscale="log", xlabel=label)
-        axis.xaxis.set_major_formatter(ScalarFormatter())
-        axis.set_xticks((0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5))
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        drawn = np.concatenate([getattr(run, quantity) for run in runs.values()])
-        axis.set_xlim(0.8 * np.nanmin(drawn), 1.25 * np.nanmax(drawn))
-    axes[0].set_ylabel("share of requests [%]")
     shared_legend(fig, "outside upper left")
     return fig

@@ -22,7 +22,7 @@ from hetero.deployment import Engine
 from hetero.engines import PAPERS, replicated, roofline_steps
 from hetero.memory import KvFormula
 from hetero.planners.xiong.tensor_parallel import DegreeSearch, roofline_source
-from hetero.plots.figures import CYCLE, heat_map, shared_legend
+from hetero.plots.figures import CYCLE, shared_legend
 from hetero.routers import RoundRobin
 from hetero.simulator import metrics, simulate
 from hetero.workload import Trace
@@ -242,37 +242,6 @@ def simulated_figure(simulated: pd.DataFrame, estimated: Mapping[str, DegreeSear
     axes[2].grid(axis="x", visible=False)
     axes[2].set_ylim(top=1.2 * axes[2].get_ylim()[1])
     axes[2].legend(loc="upper left", ncols=1)
-    return fig
-
-
-def order_figure(table: pd.DataFrame) -> Figure:
-    """Orders of the first sample as a map; a star where all samples have the published one."""
-    first = table["orders of the samples"].str.split(", ").str[0]
-    published = table["as published"]
-    cells = table.assign(
-        shade=np.where(published, 1.0, 0.45 * first.str.startswith("2")),
-        text=first + np.where(published, " *", ""),
-    )
-    return settings_map(cells, "shade", height=2.9, cmap="Blues", vmin=0, vmax=1.6)
-
-
-def settings_map(table: pd.DataFrame, shade: str, *, height: float, **options: object) -> Figure:
-    """Map of a sensitivity table: link and KV cache downwards, step overhead and inputs across.
-
-    Column ``shade`` colours the cells, column ``text`` stands in them; ``height`` is in inches, and
-    ``options`` are those of ``seaborn.heatmap``.
-    """
-    cells = table.assign(
-        row=table["link"].str.split(" (", regex=False).str[0] + ", " + table["KV cache"],
-        column=table["engine time per step [ms]"].map("{:g} ms\ninputs ".format) + table["inputs"],
-    ).sort_values("inputs", kind="stable")
-    shades, text = (
-        cells.pivot_table(index="row", columns="column", values=what, aggfunc="first", sort=False)
-        for what in (shade, "text")
-    )
-    fig, axis = plt.subplots(figsize=(8.4, height))
-    heat_map(shades, axis, annot=text, **options)
-    axis.set(xlabel="engine time per step; input lengths", ylabel="")
     return fig
 
 

@@ -111,13 +111,8 @@ def test_theta_is_drawn_for_both_predictors(bench):
     plt.close(figure)
 
 
-def test_sensitivity_has_a_row_per_setting_and_is_drawn(bench):
-    table = bench.sensitivity(ROUTERS, [0.3])
-    assert len(table) == 2 * 2 * 2
-    figure = study.sensitivity_figure(table)
-    first = table["order at 24 req/s"][0].split(",")[0].replace(">=", ">").split(">")
-    assert f"first {first[0]}, last {first[-1]}" in figure.axes[0].texts[0].get_text()
-    plt.close(figure)
+def test_sensitivity_has_a_row_per_setting(bench):
+    assert len(bench.sensitivity(ROUTERS, [0.3])) == 2 * 2 * 2
 
 
 def test_statements_of_the_claims():
@@ -145,7 +140,7 @@ def test_places_are_counted_by_link():
     assert "0 of 2 settings with A" in study.places(table, 8.0, "MB", "last")
 
 
-def test_routers_are_compared_and_their_latencies_drawn(bench):
+def test_routers_are_compared(bench):
     deployment = study.two_instances(None, study.ENGINES["chunked"])
     slo = Slo(ttft_s=1.0, tpot_s=0.1)
     runs = {
@@ -155,10 +150,6 @@ def test_routers_are_compared_and_their_latencies_drawn(bench):
     table = study.compare_routers(runs, slo)
     assert list(table["router"]) == list(runs)
     assert table["SLO met [%]"].between(0, 100).all()
-    figure = study.latencies_figure(runs, slo)
-    assert [axis.get_xscale() for axis in figure.axes] == ["log", "log"]
-    assert len(figure.axes[0].lines) == len(runs) + 1
-    plt.close(figure)
 
 
 def test_prompts_that_begin_alike_are_found_in_the_cache():
