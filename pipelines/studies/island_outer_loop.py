@@ -164,7 +164,7 @@ class Fleets:
 
     def deviation_rps(self, trace: str, letter: str) -> NDArray[np.float64]:
         """D_total of each trial."""
-        return np.array([each.deviation_rps for each in self.plans(trace, letter)])
+        return np.array([round(each.deviation_rps, 6) for each in self.plans(trace, letter)])
 
     def table(self) -> pd.DataFrame:
         """Rignall's Table 5.1 beside the load that its plans carry, and the largest load."""

@@ -315,7 +315,9 @@ class Trials:
             budget: dict[str, Any] = {"batch": batch, "iterations": iterations}
             call = joblib.delayed(search)
             calls.append(call(space, objective, method, **budget, seed=seed, state=file))
-        found = list(joblib.Parallel(n_jobs=self.jobs if len(calls) > 1 else 1)(calls))
+        # One after the other where there is one, or where all take the same sequence.
+        jobs = 1 if len(calls) == 1 or method == "sobol" else self.jobs
+        found = list(joblib.Parallel(n_jobs=jobs)(calls))
         for each in found:
             objective.remember(space, each.points, each.values_rps)
         return found

@@ -13,6 +13,7 @@ a proposal takes of a type are dealt out by the largest remainder.
 from __future__ import annotations
 
 import logging
+import sys
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -140,6 +141,9 @@ def propose(
                 trials = asked.get_next_trials(max_trials=count)
             except CandidateGenerationError:  # no start ended within the constraints
                 continue
+            finally:
+                if "jax" in sys.modules:  # keeps what it compiled for every number of trials
+                    sys.modules["jax"].clear_caches()
         if len(trials) == count:
             found = [[float(trials[k][name]) for name in names] for k in sorted(trials)]
             return np.array([dealt(space, point) for point in np.array(found)])
