@@ -18,7 +18,7 @@ from tests.pipeline.links import dead
 def test_results_are_up_to_date_in_a_clone_without_a_cache(ran: Project, tmp_path: Path) -> None:
     project = ran.copy(tmp_path / "p").clone(tmp_path / "clone")
     assert not (project.root / ".dvc" / "cache").exists()
-    said = project.call("pipelines.status").stdout
+    said = project.call("hetero", "status").stdout
     assert "tiny    fresh" in said
     assert "report  fresh" in said
     done = project.call("dvc", "status")

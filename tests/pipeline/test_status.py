@@ -11,7 +11,7 @@ NOTEBOOK = "notebooks/01_tiny.ipynb"
 
 
 def ask(project: Project) -> str:
-    done = project.call("pipelines.status")
+    done = project.call("hetero", "status")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -97,7 +97,7 @@ def test_a_list_that_is_missing_or_damaged_is_written_anew(ran: Project, tmp_pat
         assert "Running stage 'tiny" not in done.stdout
         assert file.read_bytes() == was
     project.change("pipelines/studies/results.py", "def ", "def (")
-    assert "results.py, line " in (said := project.call("pipelines.status").stderr)
+    assert "results.py, line " in (said := project.call("hetero", "status").stderr)
     assert ": This is no Python (" in said
 
 
