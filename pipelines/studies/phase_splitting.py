@@ -144,7 +144,7 @@ def batching_curves(prefill: pd.DataFrame, decode: pd.DataFrame) -> Figure:
 def bandwidths(clusters: Mapping[str, Cluster]) -> Figure:
     """Bandwidth between all GPUs that the cost model uses (ThunderServe Fig. 13), by title."""
     large = catalog.llm("LLaMA-1-30B")
-    fig, axes = plt.subplots(1, len(clusters), figsize=(5 * len(clusters), 4.6))
+    fig, axes = plt.subplots(1, len(clusters), figsize=(4 * len(clusters), 3.8))
     for axis, (name, fleet) in zip(axes, clusters.items(), strict=True):
         model = CostModel(fleet, large)
         counts = np.array([m.count for m in model.machines])
