@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,12 +11,17 @@ import numpy as np
 from hetero.costs.attainment import Decode, Pairs, Prefill
 from hetero.costs.cost import CostModel
 from hetero.costs.demand import Demand
-from hetero.costs.groups import Design, Fleet, Group
+from hetero.costs.groups import PHASES, Design, Fleet, Group, Phase
 from hetero.costs.parallel import Configurations
 from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import split
 from hetero.costs.transfer import KvTransfer
 from hetero.planners.thunderserve.orchestrate import Orchestration, orchestrate
+from hetero.routers.pairs import PairShares
 from hetero.simulator.metrics import Slo
+from hetero.simulator.replicas import simulate
+from hetero.simulator.saturation import attainment
+from hetero.workload import Trace
 
 _TIE = 1e-3
 _MOST_HEADROOM = 3.0
@@ -46,6 +51,15 @@ class Value:
 _NOTHING = Value(-1.0, 0.0, 0.0)
 
 
+def weights(
+    parts: Sequence[tuple[str, Pipeline, Phase]], found: Orchestration
+) -> dict[tuple[str, str], float]:
+    """Shares above 0 of an orchestration by the names of the two replicas."""
+    first, second = ([name for name, _, at in parts if at == phase] for phase in PHASES)
+    above = zip(*np.nonzero(found.share), strict=True)
+    return {(first[i], second[j]): float(found.share[i, j]) for i, j in above}
+
+
 @dataclass(frozen=True, eq=False)
 class Evaluator:
     """Evaluates designs of a fleet for a demand and its targets; results are kept.
@@ -57,6 +71,10 @@ class Evaluator:
     fixed
         Pipelines of groups whose parallel configuration is not to be deduced but kept, for
         rescheduling without a reload.
+    sample
+        Requests with their arrivals, whose simulation under the shares of the formulas says what
+        a design attains; by default the formulas say it.
+        Source: ThunderServe, section 3.3: DistServe's simulator estimates the attainment.
     """
 
     model: CostModel
@@ -65,6 +83,7 @@ class Evaluator:
     transfer: KvTransfer = field(default_factory=KvTransfer)
     iterations: int = 4
     fixed: tuple[tuple[Group, Pipeline], ...] = ()
+    sample: Trace | None = None
     _values: dict[Design, Value] = field(default_factory=dict, repr=False)
     _prefill: dict[Group, Prefill] = field(default_factory=dict, repr=False)
     _decode: dict[Group, Decode] = field(default_factory=dict, repr=False)
@@ -104,6 +123,14 @@ class Evaluator:
                 return None
             found[phase].append(pipeline)
         return found["prefill"], found["decode"]
+
+    def parts(self, design: Design) -> list[tuple[str, Pipeline, Phase]]:
+        """Name, pipeline and phase of every replica of a design that fits, first what prefills."""
+        return [
+            (f"{phase[0].upper()}{k} {one.label}", one, phase)
+            for phase, built in zip(PHASES, self.pipelines(design) or (), strict=False)
+            for k, one in enumerate(built, start=1)
+        ]
 
     def pairs(self, design: Design) -> Pairs | None:
         """The pairs of replicas of a design; None if it lacks a phase or a group does not fit."""
@@ -149,9 +176,15 @@ class Evaluator:
         if pairs is None:
             return _NOTHING
         found = orchestrate(pairs, iterations=self.iterations)
+        met = found.attainment
+        if self.sample is not None and met > 0:
+            parts = self.parts(design)
+            served = split("", parts, self.transfer)
+            run = simulate(served, self.sample, PairShares(weights(parts, found)))
+            met = attainment(run, self.slo)
         headroom = min(float(pairs.prefill_share.sum()), float(pairs.decode_share.sum()))
         tie = _TIE * min(headroom, _MOST_HEADROOM) / _MOST_HEADROOM
-        return Value(found.attainment + tie, found.attainment, headroom)
+        return Value(met + tie, met, headroom)
 
     def values(self, designs: Iterable[Design], jobs: int = 1) -> list[Value]:
         """What several designs attain, in processes if ``jobs`` is not 1; the same either way."""

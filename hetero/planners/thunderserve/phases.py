@@ -20,7 +20,7 @@ from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Engine
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, require
-from hetero.planners.thunderserve.evaluate import Evaluator, Value
+from hetero.planners.thunderserve.evaluate import Evaluator, Value, weights
 from hetero.planners.thunderserve.exact import enumerate_all, phase_choices
 from hetero.planners.thunderserve.moves import MOVES
 from hetero.planners.thunderserve.orchestrate import Orchestration
@@ -107,19 +107,13 @@ class PhasePlan(Shown):
     @property
     def names(self) -> tuple[list[str], list[str]]:
         """Names of the prefill and of the decode replicas in the deployment."""
-        return (
-            [f"P{k + 1} {one.label}" for k, one in enumerate(self.prefill)],
-            [f"D{k + 1} {one.label}" for k, one in enumerate(self.decode)],
-        )
+        first, second = ([name for name, _, at in self.parts if at == phase] for phase in PHASES)
+        return first, second
 
     @property
     def parts(self) -> list[tuple[str, Pipeline, Phase]]:
         """Name, pipeline and phase of every replica, those that prefill first."""
-        return [
-            (name, pipeline, phase)
-            for phase, names, built in zip(PHASES, self.names, self._built, strict=True)
-            for name, pipeline in zip(names, built, strict=True)
-        ]
+        return self.evaluator.parts(self.design)
 
     @property
     def usd_per_h(self) -> float | None:
@@ -153,19 +147,15 @@ class PhasePlan(Shown):
         InfeasibleError
             If no pair has a share, because no replica has any capacity.
         """
-        share = self.orchestration.share
-        if not (share > 0).any():
-            raise InfeasibleError(
-                f"No pair of replicas of {self.evaluator.model.cluster.name} can serve a request "
-                "within its memory.",
-                resolve="use larger groups, or shorter requests.",
-            )
-        first, second = self.names
-        weights = {
-            (first[i], second[j]): float(share[i, j])
-            for i, j in zip(*np.nonzero(share), strict=True)
-        }
-        return PairShares(weights, drawn=drawn)
+        shares = weights(self.parts, self.orchestration)
+        require(
+            bool(shares),
+            f"No pair of replicas of {self.evaluator.model.cluster.name} can serve a request "
+            "within its memory.",
+            resolve="use larger groups, or shorter requests.",
+            error=InfeasibleError,
+        )
+        return PairShares(shares, drawn=drawn)
 
     # Display --------------------------------------------------------------------------------
 
