@@ -460,8 +460,7 @@ def fidelity_claims(served: Served, settings: Sequence[str]) -> Rows:
     rows: Rows = []
     for letter, off in zip("abc", errors.values(), strict=True):
         if off:
-            note = f"over {len(off)} results on 24 real nodes; ours agrees with Helix's simulator, "
-            note += "whose printed results are as far from them"
+            note = f"over {len(off)} results on 24 real nodes; ours agrees with Helix's simulator"
             rows += _claim("agreement", note, {f"15{letter}": 100 * float(np.mean(off))})
     both = [m for m in ("30B", "70B") if {f"single-24 {m}", f"geo-24 {m}"} <= set(settings)]
     if both:

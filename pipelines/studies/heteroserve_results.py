@@ -597,7 +597,7 @@ def reasons(
         )
 
     by_number = {
-        "1": f"The rate decides: the cluster saturates at {ours:.1f} requests/s here, and at "
+        "1": f"Decode decides: the cluster saturates at {ours:.1f} requests/s here, and at "
         f"{study.saturated_rps(hs.WEIGHTS_ONLY[0]):.1f} where a decode step reads no KV cache. ",
         "2-oracle": exclusive,
         "3": whole,

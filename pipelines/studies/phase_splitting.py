@@ -323,17 +323,16 @@ def claims(
 
     The best division is that of the means over seeds; intervals and orders are of the best of each.
     """
-    orders = (
-        "<".join(g for g in cheapest(priced, "corrected", phase) if g in ("A40", "RTX-3090Ti"))
-        for phase in _PRICES
-    )
-    one, two = (order.replace("RTX-", "") for order in orders)
-    note = (
-        "LLaMA-7B, which the paper does not name; data-sheet figures, and the same order with "
-        "those of Table 1. Over all GPUs of the table the A5000 is cheapest with data-sheet "
-        "figures. "
-    )
-    rows = claim_rows("thunderserve", "fig1_prices", note, {"1a": one, "1b": two})
+    rows: list[dict[str, Any]] = []
+    pair = priced[priced["GPU"].isin(["A40", "RTX-3090Ti"])]
+    for number, phase in zip(("1a", "1b"), _PRICES, strict=True):
+        both = ("<".join(cheapest(pair, one, phase)) for one in READINGS)
+        printed, order = (one.replace("RTX-", "") for one in both)
+        note = (
+            f"LLaMA-7B, which the paper does not name; data-sheet figures, {printed} with those of "
+            "Table 1. Over all GPUs of the table the A5000 is cheapest with data-sheet figures. "
+        )
+        rows += claim_rows("thunderserve", "fig1_prices", note, {number: order})
     by_tokens, by_requests = prefill.set_index("tokens")[TPS], decode.set_index("requests")[TPS]
     note = "One A5000, assumed; batch 8 of 1,024 tokens against batch 1. "
     gains = {"2a": by_tokens[8192] / by_tokens[1024], "2b": by_requests[8] / by_requests[1]}

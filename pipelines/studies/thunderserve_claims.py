@@ -220,9 +220,9 @@ def replicas(table: pd.DataFrame, rescheduled: Losses, rate_rps: float) -> Rows:
         light = rescheduled[name, "Table 3", "light"]
         before, after = ("{}:{}".format(*s.ratio) for s in (light.before, light.after))
         note = f"{before} to {after}; {len(light.turned)} groups change their phase at "
-        # Towards decode, as published; what turns the other way counts against it.
-        phases = [light.before.group(group).phase for group in light.turned]
-        count = phases.count("prefill") - phases.count("decode")
+        # The paper turns one, from prefill to decode.
+        to_decode = light.after.ratio[0] < light.before.ratio[0]
+        count = len(light.turned) if to_decode else -len(light.turned)
         rows += _rows("fig11_loss", f"{note}{rate_rps:g} req/s", **{key: count})
     coding = ours.loc["coding"]
     ratios = (coding["prefill replicas"] / coding["decode replicas"]).unstack("seed")

@@ -110,6 +110,7 @@ def test_claims_rank_the_workloads_by_their_best_division(told):
     values = {row["claim"]: row["value"] for row in rows}
     assert values["thunderserve-28a"] == "coding>conversation"
     assert values["thunderserve-1a"] == "A40<3090Ti"
+    assert (rows[1]["value"], "A40<3090Ti with" in rows[1]["note"]) == ("3090Ti<A40", True)
     assert "3:5 for coding" in rows[-1]["note"]
 
 

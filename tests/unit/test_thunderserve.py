@@ -267,7 +267,7 @@ def test_claims_of_replicas(study, told):
     table = ts.replicas(told["planned"], study.seeds)
     rows = _values(claims.replicas(table, told["losses"], RATE))
     light = told["losses"]["coding", "Table 3", "light"]
-    # Prefill groups that turn to decode, less those that turn the other way.
+    # Groups that change their phase, negative where more turn to prefill.
     (before, _), (after, _) = light.before.ratio, light.after.ratio
-    assert rows["22a"] == before - after
+    assert rows["22a"] == (len(light.turned) if after < before else -len(light.turned))
     assert "27" not in rows
