@@ -21,14 +21,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from hetero.deployment import Deployment, Replica
+from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError, require
 from hetero.intervals import interval, ranking
-from hetero.plans import Plan
-from hetero.routers import Oracle, Predictor
-from hetero.routers.named import router_of
-from hetero.routers.predictors import DEFAULT
+from hetero.plans import Plan, footing
+from hetero.routers import Predictor, router_of
 from hetero.simulator import Run, Slo, metrics, simulate
 from hetero.simulator.sustained import ARRIVING, Arrivals
 from hetero.streams import stream
@@ -233,20 +231,6 @@ def compare(
     rows = [row for part in joblib.Parallel(n_jobs=jobs)(calls()) for row in part]
     every = (one for _, served, *_ in grid for one in getattr(served, "replicas", ()))
     return Comparison(pd.DataFrame(rows), footing(every, came, numbers, predictor))
-
-
-def footing(
-    replicas: Iterable[Replica],
-    came: str,
-    seeds: Iterable[int],
-    predictor: Predictor | None = None,
-) -> str:
-    """Predictor, engine, arrivals, order of the requests and seeds in a line."""
-    ways = dict.fromkeys(f"{r.engine.batching}, {r.engine.admission} admission" for r in replicas)
-    told, engine = predictor or DEFAULT, " or ".join(ways) or "layers over a network"
-    truth = ", the true lengths" if isinstance(told, Oracle) else ""
-    numbered = ", ".join(map(str, seeds))
-    return f"Predictor {told}{truth}; engine {engine}; {came}; seeds {numbered}."
 
 
 def _play(

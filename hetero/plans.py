@@ -7,7 +7,7 @@ the same plan, compared, drawn, exported and served.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -22,13 +22,14 @@ from hetero.errors import DataError
 from hetero.files import writing
 from hetero.grouping import summed
 from hetero.placement import FlowNetwork, Placement
-from hetero.routers import Builtin, Predictor
+from hetero.routers import Builtin, Oracle, Predictor
+from hetero.routers.base import DEFAULT
 from hetero.routers.pipelines import PipelineRouter
 from hetero.simulator import Event, simulate
+from hetero.simulator.drivers import Watch
 from hetero.simulator.pipelines import simulate_pipelines
 from hetero.simulator.run import Run
 from hetero.simulator.sustained import life_s
-from hetero.simulator.watch import Watch
 from hetero.workload import Trace
 
 FORMAT: Final = "hetero plan"
@@ -375,3 +376,17 @@ def _known() -> tuple[type, ...]:
 @lru_cache(maxsize=16)  # searches ask for those of one trace at every rate
 def _median_tokens(trace: Trace) -> tuple[float, float]:
     return float(np.median(trace.input_tokens)), float(np.median(trace.output_tokens))
+
+
+def footing(
+    replicas: Iterable[Replica],
+    came: str,
+    seeds: Iterable[int],
+    predictor: Predictor | None = None,
+) -> str:
+    """Predictor, engine, arrivals, order of the requests and seeds in a line."""
+    ways = dict.fromkeys(f"{r.engine.batching}, {r.engine.admission} admission" for r in replicas)
+    told, engine = predictor or DEFAULT, " or ".join(ways) or "layers over a network"
+    truth = ", the true lengths" if isinstance(told, Oracle) else ""
+    numbered = ", ".join(map(str, seeds))
+    return f"Predictor {told}{truth}; engine {engine}; {came}; seeds {numbered}."

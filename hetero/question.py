@@ -36,6 +36,7 @@ from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from hetero.plans import Plan
 from hetero.simulator import Event, Run, Slo
+from hetero.simulator.drivers import MissedError, Watch
 from hetero.simulator.sustained import (
     ARRIVING,
     LOWER,
@@ -47,7 +48,6 @@ from hetero.simulator.sustained import (
     arrivals,
 )
 from hetero.simulator.uncertainty import draw_factors
-from hetero.simulator.watch import MissedError, Watch
 from hetero.streams import stream
 from hetero.workload import Trace
 

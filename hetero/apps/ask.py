@@ -158,7 +158,7 @@ class Ask:
     enable_expert_parallel: bool = False
     data_parallel_size: int = _how(1, min=1)
     router: Any = _how(None, type=list[str])
-    predictor: str = _how("guess", kind="hetero.routers.predictors:PREDICTORS")
+    predictor: str = _how("guess", kind="hetero.routers.base:PREDICTORS")
     rate: Any = _how(None, type=float)
     arrivals: str | None = _how(None, kind="hetero.apps.ask:ARRIVALS")
     clients: int | None = _how(None, min=1)

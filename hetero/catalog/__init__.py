@@ -10,8 +10,7 @@ Examples
 """
 
 from hetero.catalog.engines import EngineName, ServingEngine, serving_engine
-from hetero.catalog.gpus import Gpu, gpu, gpus, presets
-from hetero.catalog.links import Link, link, links
+from hetero.catalog.gpus import Gpu, Link, gpu, gpus, link, links, presets
 from hetero.catalog.models import KvFormula, Llm, find_llm, llm, llms
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.catalog.tables import Records

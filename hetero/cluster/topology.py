@@ -3,21 +3,150 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
+from hetero import paths
 from hetero.arrays import Floats
-from hetero.catalog import Gpu, Link
-from hetero.cluster.machine import COLUMNS, Machine
-from hetero.cluster.network import Network
+from hetero.catalog import Gpu, Link, Records, links
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
 from hetero.grouping import summed
+
+
+@dataclass(frozen=True, slots=True)
+class Machine(Shown):
+    """One machine: ``count`` GPUs of one type.
+
+    Attributes
+    ----------
+    usd_per_h
+        Price of the whole machine [$/h]; by default ``count`` times the price of its GPU, None
+        where the catalog knows none.
+    link
+        Link between its GPUs where that is not the GPU's own, such as PCIe between GPUs that
+        could have NVLink.
+
+    Examples
+    --------
+    >>> from hetero.catalog import gpu
+    >>> round(Machine("node", gpu("A40"), 8).usd_per_h, 3)
+    3.224
+    """
+
+    name: str
+    gpu: Gpu
+    count: int = 1
+    region: str = "local"
+    usd_per_h: float | None = None
+    link: Link | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise CatalogError(
+                f"Machine '{self.name}' has {self.count} GPUs.",
+                resolve="give a whole number above 0.",
+            )
+        if self.usd_per_h is None and self.gpu.usd_per_h is not None:
+            object.__setattr__(self, "usd_per_h", self.count * self.gpu.usd_per_h)
+
+    @property
+    def gpu_link(self) -> Link:
+        """Link between the GPUs of this machine."""
+        if self.link is not None:
+            return self.link
+        kind = self.gpu.link_type
+        known = {link.name: link.latency_s for link in links()}
+        return Link(
+            name=kind,
+            bandwidth_gbs=self.gpu.link_gbs,
+            latency_s=known.get(kind, known["PCIe4-x16"]),
+            source=self.gpu.source,
+        )
+
+    @property
+    def linked_gpu(self) -> Gpu:
+        """Its GPU with the machine's link among its figures, where estimates look for it."""
+        return self.gpu if self.link is None else self.gpu.linked(self.link)
+
+    @property
+    def mem_bytes(self) -> int:
+        """Memory of all its GPUs [bytes]."""
+        return self.count * self.gpu.mem_bytes
+
+    def table(self) -> Table:
+        """The machine as one line."""
+        return Table.of("", COLUMNS, [[self]])
+
+
+def _names(run: Sequence[Machine]) -> str:
+    return run[0].name if len(run) == 1 else f"{run[0].name} ... {run[-1].name}"
+
+
+COLUMNS = (
+    Column("machines", of=_names),
+    Column("number", of=len),
+    Column("GPU", of=lambda run: run[0].gpu.name),
+    Column("GPUs each", of=lambda run: run[0].count),
+    Column("memory each", "GiB", 5, of=lambda run: run[0].mem_bytes / 2**30),
+    Column("link inside", of=lambda run: run[0].gpu_link.name if run[0].count > 1 else None),
+    Column("region", of=lambda run: run[0].region),
+    Column("price each", "$/h", of=lambda run: run[0].usd_per_h),
+)
+"""What a list of machines shows of each run of equal ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Links between machines; the most specific one holds.
+
+    Attributes
+    ----------
+    within_region, between_regions
+        Link between machines of the same region, and of different ones.
+    regions, machines
+        Links of certain pairs of regions or machines, keyed by the set of the two names.
+    coordinator
+        Link between the coordinator and every machine, where it is the same for all.
+    coordinator_region
+        Region where the coordinator stands; its links are then those of a machine there.
+    """
+
+    within_region: Link | None = None
+    between_regions: Link | None = None
+    regions: Mapping[frozenset[str], Link] = field(default_factory=dict)
+    machines: Mapping[frozenset[str], Link] = field(default_factory=dict)
+    coordinator: Link | None = None
+    coordinator_region: str = ""
+
+    def between(self, a: Machine, b: Machine) -> Link | None:
+        """Link between two different machines, None where none is stated."""
+        pair = self.machines.get(frozenset((a.name, b.name)))
+        return pair if pair is not None else self.across(a.region, b.region)
+
+    def across(self, a: str, b: str) -> Link | None:
+        """Link between machines of two regions, or of one if both are the same."""
+        if a == b:
+            return self.within_region
+        return self.regions.get(frozenset((a, b)), self.between_regions)
+
+    def among(self, machines: Iterable[Machine]) -> Network:
+        """The links between some machines, and of the coordinator if they share its region."""
+        present = list(machines)
+        names, regions = {m.name for m in present}, {m.region for m in present}
+        at = self.coordinator_region
+        return replace(
+            self,
+            regions={pair: link for pair, link in self.regions.items() if pair <= regions},
+            machines={pair: link for pair, link in self.machines.items() if pair <= names},
+            coordinator_region=at if at in regions else "",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,3 +405,34 @@ class Cluster(Shown):
             for where, link in named
             if link is not None
         ]
+
+
+@lru_cache(maxsize=1)
+def clusters() -> Records[Cluster]:
+    """All clusters that hetero ships: those of the five papers, and three current fleets."""
+    files = sorted(paths.data("clusters").glob("*.yaml"))
+    return Records("cluster", [Cluster.load(path) for path in files])
+
+
+def cluster(name: str) -> Cluster:
+    """Shipped cluster of that name.
+
+    Raises
+    ------
+    CatalogError
+        If there is none, with the nearest names.
+    """
+    return clusters().find(name)
+
+
+def find(name: str | Path) -> Cluster:
+    """Cluster from a file if ``name`` is one (``*.yaml``), else the shipped one of that name.
+
+    Raises
+    ------
+    CatalogError
+        If there is neither.
+    """
+    if isinstance(name, Path) or name.endswith((".yaml", ".yml")):
+        return Cluster.load(name)
+    return cluster(name)

@@ -42,8 +42,7 @@ from hetero.arrays import Floats
 from hetero.catalog import Llm, ServingEngine
 from hetero.catalog.engines import EngineOverheads, EngineStage, Misfit
 from hetero.cluster import Cluster, Machine
-from hetero.costs.pipeline import Pipeline
-from hetero.costs.rates import CostSettings, PipelineStage, Rates
+from hetero.costs.pipeline import CostSettings, Pipeline, PipelineStage, Rates
 from hetero.errors import InfeasibleError, require
 from hetero.latency.models import efficiencies
 from hetero.latency.models.roofline import Roofline

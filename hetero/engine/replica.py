@@ -20,11 +20,10 @@ import numpy as np
 from hetero.engine.ahead import next_step
 from hetero.engine.batch import complete, emit, prefilled, push_waiting, release
 from hetero.engine.compiled import compiled
-from hetero.engine.compose import compose, make_room
+from hetero.engine.compose import begin_padded, compose, make_room
 from hetero.engine.gaps import count_line
 from hetero.engine.heaps import due_step, times_pop
-from hetero.engine.kv import grow, room, steps_until_full
-from hetero.engine.padded import begin_padded
+from hetero.engine.kv import grow, growth, room, steps_until_full
 from hetero.engine.state import (
     AT_BOUNDARY,
     AT_HAND,
@@ -279,3 +278,21 @@ def advance_all(R, E, S, FM, IM, t):
         for i in range(len(E)):
             if FM[i] <= t and E[i].role == DECODE_ONLY:
                 advance(R, E[i], S[i], FM, IM, t)
+
+
+@compiled
+def snapshot(E, S, IM, t, used, busy_s):
+    """Fill in what each replica holds of its KV cache and how long it was busy; shapes (M,).
+
+    The records of a run of decode steps stand as they were when it began.
+    """
+    for i in range(len(E)):
+        e, s = E[i], S[i]
+        used[i], busy_s[i] = s.used, s.busy_s
+        if s.mode == IN_DECODE or s.mode == IN_PREFILL:
+            busy_s[i] += max(t - s.clock_s, 0.0)
+        if s.mode == IN_DECODE and e.admission == PAGED:
+            first, slope, start = s.run_first_s, s.run_slope_s, s.clock_s + s.stall_s
+            n = steps_to_reach(first, slope, start, t, s.run_steps)
+            n -= 1 if start + run_s(first, slope, n) > t else 0
+            used[i] += growth(e, s, IM, n)

@@ -13,9 +13,16 @@ holds back belongs into ``overhead_gib``, or comes with the rule of a released e
 """
 
 from hetero.catalog import KvFormula
-from hetero.memory.budget import Budget, OverheadPer, StageMemory
-from hetero.memory.engines import Room, RoomSource, engine_room
-from hetero.memory.weight_share import max_layers, minimum_gpus
+from hetero.memory.budget import (
+    Budget,
+    OverheadPer,
+    Room,
+    RoomSource,
+    StageMemory,
+    engine_room,
+    max_layers,
+    minimum_gpus,
+)
 
 __all__ = [
     "Budget",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from hetero.catalog import Gpu, KvFormula, Llm
+from hetero.catalog.engines import EngineMemory, Sampler
 from hetero.catalog.models import LayerParams
 from hetero.display import Column, Shown, Table
 from hetero.errors import require, require_not_negative, require_positive, require_share
@@ -266,3 +268,141 @@ class Budget(Shown):
 
 def _gib(size_bytes: float) -> str:
     return f"{size_bytes / _GIB:,.2f} GiB"
+
+
+_GIB = 2**30
+
+
+class Room(NamedTuple):
+    """Share of each GPU's nominal memory that an engine takes, and what it holds of it [GiB]."""
+
+    memory_fraction: float
+    overhead_gib: float
+
+
+RoomSource: TypeAlias = Callable[[Gpu, Llm, int], Room]
+"""Room on some GPUs of one type: ``(gpu, llm, degree)``."""
+
+
+def engine_room(
+    rule: EngineMemory,
+    gpu: Gpu,
+    llm: Llm,
+    tensor_parallel: int = 1,
+    *,
+    max_batch: int,
+    max_step_tokens: int,
+    share: float | None = None,
+    sampler: Sampler = "",
+) -> Room:
+    r"""What an engine takes of the memory of a GPU, and holds beside weights and KV cache.
+
+    Of the visible memory V it takes the share u. It runs a step of the most tokens n and samples
+    for the most requests b, and what that holds at its peak is not given to the KV cache:
+
+    .. math::
+        held = \max\big(n\,\phi\,(6 i / t + 4 h),\; b\,v\,s\big) + o + o_t [t > 1] + g
+
+    with the feed-forward width i (of the experts that a token visits), hidden size h, degree t and
+    vocabulary v; \phi is the live factor, s the bytes per logit, o and o_t what it holds besides,
+    and g its CUDA graphs [bytes]. Two bytes each: gate and up with their product are 6 i, the
+    hidden states and the residual 4 h.
+
+    Parameters
+    ----------
+    rule
+        Of the engine's release, see :class:`hetero.catalog.engines.EngineMemory`.
+    max_batch, max_step_tokens
+        Limits that the engine runs with.
+    share
+        Share of the visible memory; by default the engine's own.
+    sampler
+        That is installed, see :class:`hetero.engines.EngineSpec`.
+
+    Examples
+    --------
+    >>> from hetero.catalog import gpu, llm, serving_engine
+    >>> from hetero.memory import Budget
+    >>> rule = serving_engine("vllm").memory_of("0.19")
+    >>> limits = {"max_batch": 128, "max_step_tokens": 2048}
+    >>> model, card = llm("Llama-3.1-8B"), gpu("RTX-PRO-6000-Server")
+    >>> room = engine_room(rule, card, model, **limits)
+    >>> Budget(model, card, **room._asdict()).max_tokens
+    574025
+    """
+    taken = rule.share if share is None else share
+    require_share(memory_fraction=taken)
+    width = max(llm.intermediate, llm.moe_intermediate * (llm.experts_active + llm.shared_experts))
+    live = rule.live_factor * (6.0 * width / tensor_parallel + 4.0 * llm.hidden)
+    own = rule.flashinfer_bytes if sampler else None
+    logit_bytes = rule.logit_bytes if own is None else own
+    peak = max(max_step_tokens * live, max_batch * llm.vocab * logit_bytes)
+    several = rule.several_gib if tensor_parallel > 1 else 0.0
+    return Room(
+        taken * gpu.visible_bytes / gpu.mem_bytes,
+        peak / _GIB + rule.engine_gib + several + rule.graphs_gib,
+    )
+
+
+_UNITS = {"GB": 10**9, "GiB": 2**30}
+
+
+def minimum_gpus(
+    llm: Llm,
+    gpu: Gpu,
+    *,
+    weight_share: float = 0.5,
+    weight_precision: str = "fp16",
+    unit: Literal["GB", "GiB"] = "GB",
+) -> int:
+    r"""Fewest GPUs whose memory holds the weights in a given share of it (Helix, Table 1).
+
+    .. math:: N = \lceil \Phi\, b^{bytes} / (share \cdot d) \rceil
+
+    The table of the paper comes out with d in decimal gigabytes (an L4 has 24e9 bytes), the
+    default; with GiB only three of its twelve entries do. Parameters counted from the shape and the
+    nominal ones (70, 175, 314, 405 billion) give the same numbers.
+
+    Source: Helix, Table 1: fewest GPUs that hold a model.
+
+    Examples
+    --------
+    >>> from hetero.catalog import gpu, llm
+    >>> [minimum_gpus(llm("Llama-2-70B"), gpu(g)) for g in ("L4", "A100-40", "H100-SXM")]
+    [12, 7, 4]
+    """
+    held = _share_bytes(gpu, weight_share, unit)
+    return math.ceil(llm.weight_bytes(weight_precision) / held)
+
+
+def max_layers(
+    llm: Llm,
+    gpu: Gpu,
+    *,
+    gpus: int = 1,
+    weight_share: float = 0.5,
+    weight_precision: str = "fp16",
+    unit: Literal["GB", "GiB"] = "GB",
+) -> int:
+    """Most layers whose weights fit into a given share of a node's memory (Helix, section 6.2).
+
+    The limits in Helix's artifact follow no rule that is stated. With decimal gigabytes this one
+    gives the same for 11 of its 14 combinations of model and node, and one layer less for the
+    other three (70B on A100; 30B on two and on four T4).
+
+    Source: Helix, section 6.2: layers of a node that leave half of its memory to the KV cache.
+
+    Examples
+    --------
+    >>> from hetero.catalog import gpu, llm
+    >>> [max_layers(llm("LLaMA-1-30B"), gpu(g)) for g in ("A100-40", "V100-16", "L4", "T4")]
+    [18, 7, 11, 7]
+    """
+    held = gpus * _share_bytes(gpu, weight_share, unit)
+    return min(llm.layers, math.floor(held / llm.layer_weight_bytes(weight_precision)))
+
+
+def _share_bytes(gpu: Gpu, weight_share: float, unit: str) -> float:
+    require_share(weight_share=weight_share)
+    require(unit in _UNITS, f"unit is '{unit}'.", resolve="use 'GB' or 'GiB'.")
+    return weight_share * gpu.mem_gib * _UNITS[unit]

@@ -46,7 +46,7 @@ from scipy.spatial import ConvexHull
 
 from hetero.arrays import Floats
 from hetero.bounds import StepKind, fleet_rps
-from hetero.costs.rates import PipelineStage, Rates
+from hetero.costs.pipeline import PipelineStage, Rates
 from hetero.costs.replicas import compared_replica
 from hetero.deployment import Engine, Replica
 from hetero.errors import InfeasibleError, ParameterError

@@ -16,8 +16,7 @@ from hetero.planners.bound import bound, goodput_bound
 from hetero.plans import Plan
 from hetero.question import MOST_REQUESTS, Question, judged, sustained_rps
 from hetero.simulator import Slo
-from hetero.simulator.metrics import Metrics, metrics
-from hetero.simulator.saturation import largest_rate
+from hetero.simulator.metrics import Metrics, largest_rate, metrics
 from hetero.simulator.sustained import steady_s
 
 PRECISION = 0.02

@@ -16,7 +16,7 @@ over their links, on which a request takes :math:`l_i` seconds out and :math:`l'
         \sum_i \min(p_i - h_i, 1 / l_i),\; \sum_i \min(d_i - h_i, 1 / l'_i)\Big),
     \qquad h_i = \min(p_i, d_i)
 
-No bound: that is :mod:`hetero.search.prices`. It says which layouts to race first.
+No bound: that is :mod:`hetero.search.space`. It says which layouts to race first.
 """
 
 from __future__ import annotations

@@ -27,12 +27,10 @@ from hetero.planners.bound import goodput_bound
 from hetero.planners.score import goodput
 from hetero.plans import Plan
 from hetero.question import Question
-from hetero.routers import Builtin, Predictive
-from hetero.routers.named import factories
+from hetero.routers import Builtin, Predictive, factories
 from hetero.search.estimates import promising
-from hetero.search.prices import WorkPrices
 from hetero.search.race import Change, LayoutRace, Race, Ruled
-from hetero.search.space import Parts, ReplicaLayout, ReplicaSpace, contents
+from hetero.search.space import Parts, ReplicaLayout, ReplicaSpace, WorkPrices, contents
 
 _PROMISING = 24  # layouts that are raced before what is near the planners' plans
 _PART = 16  # GPUs of a part of a fleet that is searched by itself, at least

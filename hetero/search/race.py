@@ -29,7 +29,7 @@ from hetero.question import Question, judged, sustained_rps, sustains
 from hetero.routers import Builtin
 from hetero.search.space import ReplicaLayout, ReplicaSpace
 from hetero.simulator import Slo
-from hetero.simulator.watch import MissedError
+from hetero.simulator.drivers import MissedError
 
 Ruled = tuple[str, Builtin]
 """A router in words, and itself."""

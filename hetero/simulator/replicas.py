@@ -16,12 +16,9 @@ from hetero.engine import state
 from hetero.engine.failure import fail, recover
 from hetero.engine.limits import limits_of
 from hetero.errors import require, require_not_negative, require_positive
-from hetero.routers.base import Builtin, Router
-from hetero.routers.predictors import DEFAULT, Predictor
-from hetero.simulator.drivers import Compiled, Driver, Plain, Progress
-from hetero.simulator.run import Run
-from hetero.simulator.samples import Sampler
-from hetero.simulator.watch import Watch
+from hetero.routers.base import DEFAULT, Builtin, Predictor, Router
+from hetero.simulator.drivers import Compiled, Driver, Plain, Progress, Watch
+from hetero.simulator.run import Run, Sampler
 from hetero.streams import stream
 from hetero.workload import Trace
 
@@ -86,8 +83,8 @@ def simulate(
     progress
         Called as requests are routed.
     watch
-        Ends the run by :class:`~hetero.simulator.watch.MissedError` where it cannot meet a goal any
-        more; without events alone.
+        Ends the run by :class:`~hetero.simulator.drivers.MissedError` where it cannot meet a goal
+        any more; without events alone.
 
     Examples
     --------

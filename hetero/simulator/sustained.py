@@ -42,11 +42,10 @@ from hetero.engine import state
 from hetero.errors import ParameterError, require
 from hetero.latency.step import StepModel
 from hetero.routers import Builtin, Predictor, Router
-from hetero.simulator.metrics import Slo
+from hetero.simulator.drivers import Watch
+from hetero.simulator.metrics import Slo, attainment, largest_rate
 from hetero.simulator.replicas import simulate
 from hetero.simulator.run import Run
-from hetero.simulator.saturation import attainment, largest_rate
-from hetero.simulator.watch import Watch
 from hetero.streams import stream
 from hetero.workload import Trace
 from hetero.workload.statistics import fano

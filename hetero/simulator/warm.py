@@ -12,7 +12,7 @@ from hetero.latency.step import StepModel
 from hetero.routers import LeastTokens, Request
 from hetero.routers.base import FleetState
 from hetero.simulator import Event, Slo, simulate
-from hetero.simulator.watch import Watch
+from hetero.simulator.drivers import Watch
 from hetero.workload import Trace
 
 

@@ -37,8 +37,7 @@ from hetero.planners.thunderserve.patterns import polish
 from hetero.planners.thunderserve.phases import PhasePlan, keep, replan
 from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
 from hetero.routers.pipelines import FlowRouter
-from hetero.search.planners import planners
-from hetero.search.portfolio import portfolio
+from hetero.search.portfolio import planners, portfolio
 from hetero.streams import stream
 from hetero.timings import Timing
 from hetero.workload.synthetic import TruncatedNormal

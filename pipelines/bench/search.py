@@ -30,7 +30,7 @@ from hetero.plans import Plan
 from hetero.question import Question
 from hetero.search.estimates import promising
 from hetero.search.improve import built, layout_of, routers, space
-from hetero.search.planners import planner
+from hetero.search.portfolio import planner
 from hetero.search.race import GAIN, OURS, LayoutRace, Race
 from hetero.search.space import ReplicaLayout
 from hetero.simulator import Slo

@@ -31,10 +31,8 @@ from hetero.planners.effort import NORMAL, Effort
 from hetero.planners.score import Estimate, Score, goodput, score
 from hetero.plans import Plan
 from hetero.question import Question
-from hetero.routers import Builtin
-from hetero.routers.named import factories
-from hetero.search.planners import planner
-from hetero.search.portfolio import Tried, ask, portfolio
+from hetero.routers import Builtin, factories
+from hetero.search.portfolio import Tried, ask, planner, portfolio
 from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource

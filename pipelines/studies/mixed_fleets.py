@@ -19,8 +19,7 @@ from hetero.catalog import gpu, llm
 from hetero.deployment import Deployment, Replica
 from hetero.engines import EngineSpec
 from hetero.latency.frames import derived_frame
-from hetero.routers import Builtin, Oracle, WeightedRoundRobin
-from hetero.routers.named import factories
+from hetero.routers import Builtin, Oracle, WeightedRoundRobin, factories
 from hetero.simulator import simulate
 from hetero.simulator.run import Run
 from hetero.streams import stream

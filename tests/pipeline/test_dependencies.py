@@ -32,15 +32,15 @@ def test_lists_of_modules_are_true(stage: str) -> None:
 
 def test_every_way_to_import_is_followed() -> None:
     code = (
-        "import hetero.streams\nfrom hetero import plan, naming\nfrom hetero.memory import engines"
+        "import hetero.streams\nfrom hetero import plan, naming\nfrom hetero.memory import budget"
     )
     assert set(dependencies.hash_and_imports(code)[1]) == {
-        *("hetero", "hetero.streams", "hetero.naming", "hetero.memory", "hetero.memory.engines"),
+        *("hetero", "hetero.streams", "hetero.naming", "hetero.memory", "hetero.memory.budget"),
         "hetero.apps.cards.answer",
     }
     used = dependencies.hash_and_imports("import hetero\ncard = hetero.plan(fleet)")[1]
     assert used == {"hetero", "hetero.apps.cards.answer"}
-    found = dependencies.closure(paths.root() / "x", "from hetero.memory import engines")
+    found = dependencies.closure(paths.root() / "x", "from hetero.memory import budget")
     assert {"hetero/catalog/gpus.py", "hetero/memory/__init__.py"} < {*found}
 
 

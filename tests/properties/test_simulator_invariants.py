@@ -20,8 +20,8 @@ from hetero.planners.xiong.estimate import Padded, throughput
 from hetero.routers import LeastRequests, PowerOfTwo, Predictive, RoundRobin, SingleInstance
 from hetero.simulator import Event, Slo, metrics, simulate
 from hetero.simulator import replicas as simulation
+from hetero.simulator.drivers import MissedError
 from hetero.simulator.sustained import SustainedRule
-from hetero.simulator.watch import MissedError
 from hetero.workload import Trace
 
 REAL = workload.load("azure2023_conv")

@@ -14,8 +14,7 @@ from hetero.cluster import Cluster, Machine, Network
 from hetero.engines import PAPERS, EngineSpec
 from hetero.planners.effort import Effort
 from hetero.question import Question
-from hetero.search.planners import planner
-from hetero.search.portfolio import Tried, ask, portfolio
+from hetero.search.portfolio import Tried, ask, planner, portfolio
 from hetero.simulator import Slo
 
 LITTLE = Effort(

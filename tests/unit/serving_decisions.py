@@ -42,7 +42,7 @@ def life(seed, name, count, kinds, requests):
     """What a router decided, and the credits that it gave."""
     from hetero.apps.serving.records import FleetRecords
     from hetero.engine import state
-    from hetero.routers.named import factories
+    from hetero.routers import factories
 
     rng = np.random.default_rng(seed)
     fleet = deployment(rng, count, kinds)
@@ -95,7 +95,7 @@ def life(seed, name, count, kinds, requests):
 
 
 def lives():
-    from hetero.routers.named import factories
+    from hetero.routers import factories
 
     found = {}
     for name in factories():

@@ -14,7 +14,7 @@ from hetero import catalog, workload
 from hetero.bounds import deployment_rps
 from hetero.catalog import EngineName
 from hetero.cluster import Cluster, Machine
-from hetero.cluster.network import Network
+from hetero.cluster.topology import Network
 from hetero.costs.cost import PipelineStage
 from hetero.costs.replicas import compared_replica
 from hetero.costs.transfer import KvTransfer
@@ -28,7 +28,7 @@ from hetero.planners.bound import Bound, amounts, bound, goodput_bound
 from hetero.planners.score import score
 from hetero.question import Question
 from hetero.routers import LeastTokens
-from hetero.search.planners import planner
+from hetero.search.portfolio import planner
 from hetero.simulator import Run, Slo, simulate
 from hetero.workload import Trace
 

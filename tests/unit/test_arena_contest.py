@@ -19,7 +19,7 @@ from hetero.planners.score import Estimate, Score, goodput, score
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import LeastTokens, RoundRobin
-from hetero.search.planners import planner
+from hetero.search.portfolio import planner
 from hetero.simulator import Slo
 from hetero.workload import Trace
 from pipelines.studies import contest as arena_contest

@@ -19,8 +19,7 @@ from hetero.planners.bound import bound, goodput_bound
 from hetero.planners.score import goodput
 from hetero.plans import Plan
 from hetero.question import Question
-from hetero.search.planners import planner, planners
-from hetero.search.portfolio import ask
+from hetero.search.portfolio import ask, planner, planners
 from hetero.simulator import Slo
 
 LITTLE = replace(QUICK, rates=2, layouts=16, designs=60)

@@ -16,8 +16,7 @@ from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.score import PRECISION, goodput, score
 from hetero.search.improve import improve
-from hetero.search.planners import planner, planners
-from hetero.search.portfolio import IMPROVED, Portfolio, portfolio
+from hetero.search.portfolio import IMPROVED, Portfolio, planner, planners, portfolio
 from hetero.simulator import Slo
 
 LITTLE = replace(QUICK, layouts=16, designs=30)

@@ -20,7 +20,7 @@ from hetero.plans import Plan
 from hetero.question import Question, judged, sustained_rps
 from hetero.routers import LeastTokens, RoundRobin
 from hetero.simulator import Slo, metrics
-from hetero.simulator.saturation import largest_rate
+from hetero.simulator.metrics import largest_rate
 from hetero.simulator.sustained import saturation
 
 EIGHT = catalog.llm("Llama-3.1-8B")

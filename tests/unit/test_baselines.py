@@ -22,7 +22,7 @@ from hetero.planners.baselines.homogeneous import Shape, colocated, distserve
 from hetero.planners.baselines.plan import goodput_rps
 from hetero.routers import RoundRobin
 from hetero.simulator import Slo, simulate
-from hetero.simulator.saturation import attainment
+from hetero.simulator.metrics import attainment
 from hetero.workload import Trace
 from pipelines.studies.thunderserve import Scales
 

@@ -12,7 +12,7 @@ from hetero import catalog, workload
 from hetero.cluster import cluster
 from hetero.engines import EngineSpec, replicated
 from hetero.plans import Plan
-from hetero.routers.named import factories
+from hetero.routers import factories
 from hetero.simulator import Slo
 from pipelines.bench import cards
 

@@ -14,7 +14,7 @@ from hetero.comparison import KEYS, Comparison, measured
 from hetero.errors import ParameterError
 from hetero.plans import Plan
 from hetero.routers import DEFER, Normal, Oracle, Predictive, RoundRobin
-from hetero.routers.predictors import DEFAULT
+from hetero.routers.base import DEFAULT
 from hetero.simulator import Slo, metrics, simulate
 from hetero.streams import stream
 from hetero.workload import Trace

@@ -26,8 +26,7 @@ from hetero.planners import ground
 from hetero.planners.bound import bound
 from hetero.plans import Plan
 from hetero.question import Question
-from hetero.search.planners import planner, planners
-from hetero.search.portfolio import Tried, ask, portfolio
+from hetero.search.portfolio import Tried, ask, planner, planners, portfolio
 from hetero.simulator import Slo
 
 THIRTY = catalog.llm("LLaMA-1-30B")

@@ -23,8 +23,7 @@ from hetero.memory import Budget
 from hetero.planners.bound import bound
 from hetero.plans import Plan
 from hetero.routers import LeastTokens
-from hetero.search.planners import planner
-from hetero.search.portfolio import ask
+from hetero.search.portfolio import ask, planner
 from hetero.simulator import Slo, simulate
 from hetero.simulator.sustained import arrivals
 

@@ -15,10 +15,10 @@ from hetero.placement.pruning import all_links, pruned
 from hetero.planners.helix import PlacementEffort, place, search, with_partial_inference
 from hetero.planners.helix.blocks import Pool, line
 from hetero.planners.helix.bound import flow_bound, simple_bound
-from hetero.planners.helix.chains import chain
 from hetero.planners.helix.groups import groups
 from hetero.planners.helix.heuristics import petals, separate, swarm
 from hetero.planners.helix.milp import Milp, judge
+from hetero.planners.helix.regions import chain
 from hetero.programs import SolverLimits
 from hetero.streams import stream
 from pipelines.studies.helix_artifact import placement, problem

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hetero.routers.named import factories
+from hetero.routers import factories
 from hetero.simulator import simulate
 from hetero.streams import stream
 from pipelines.studies import mixed_fleets, servers

@@ -7,7 +7,7 @@ from hetero import catalog, workload
 from hetero.apps.answers.fleets import record
 from hetero.cluster import cluster
 from hetero.routers import Oracle, Predictive
-from hetero.routers.predictors import DEFAULT
+from hetero.routers.base import DEFAULT
 
 FLEET, LLM = cluster("thunderserve-a5000-pair"), catalog.llm("Llama-3-8B")
 CHATS = workload.load("azure2023_conv").head(300)

@@ -16,7 +16,7 @@ from hetero.cluster import cluster
 from hetero.planners.score import score
 from hetero.plans import Plan
 from hetero.question import judged, sustained_rps
-from hetero.search.planners import planner
+from hetero.search.portfolio import planner
 from hetero.simulator import Slo
 from hetero.simulator.sustained import saturation
 

@@ -16,12 +16,10 @@ from hetero.costs.attainment import Pairs
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Fleet
-from hetero.costs.parallel import Configurations
-from hetero.costs.routes import shortest, widest
+from hetero.costs.parallel import Configurations, shortest, widest
 from hetero.costs.transfer import KvTransfer
 from hetero.planners.thunderserve.evaluate import Evaluator
-from hetero.planners.thunderserve.orchestrate import orchestrate
-from hetero.planners.thunderserve.transport import transport
+from hetero.planners.thunderserve.orchestrate import orchestrate, transport
 from hetero.simulator import Slo
 
 MODEL = llm("LLaMA-1-30B")

@@ -17,13 +17,11 @@ from hetero.costs.cost import CostModel
 from hetero.costs.demand import Demand, reference, scaled
 from hetero.costs.groups import Fleet, design, group
 from hetero.errors import DataError, InfeasibleError, ParameterError
-from hetero.planners.thunderserve.budget import within
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.exact import designs, enumerate_all, partitions
-from hetero.planners.thunderserve.moves import neighbours
 from hetero.planners.thunderserve.patterns import columns, sizes, solve, starts
-from hetero.planners.thunderserve.phases import PhasePlan, keep, phases, replan
-from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
+from hetero.planners.thunderserve.phases import PhasePlan, keep, phases, replan, within
+from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings, neighbours
 from hetero.simulator import Slo, metrics, simulate
 from hetero.streams import stream
 

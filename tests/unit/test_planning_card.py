@@ -14,7 +14,7 @@ from quick_cards import two_kinds as card_of_two_kinds
 
 import hetero
 from hetero import cluster
-from hetero.apps.cards import power, sections
+from hetero.apps.cards import sections
 from hetero.apps.cards.answer import grouped
 from hetero.apps.cards.card import PlanCard, Sampled
 from hetero.apps.cards.delivery import SHARES, goodput, redeployed
@@ -30,7 +30,7 @@ from hetero.errors import DataError, ParameterError
 from hetero.plans import Group
 from hetero.question import drawn, judged, rescaled, sustained_rps
 from hetero.routers import Predictive
-from hetero.search.planners import planner
+from hetero.search.portfolio import planner
 from hetero.simulator import Slo
 from hetero.simulator.sustained import steady_s
 from hetero.workload import datasets
@@ -456,16 +456,16 @@ def test_engines_are_as_asked_and_exports_follow(pair):
 def test_power_is_the_share_of_the_limits_that_public_runs_draw(card):
     gpus = TWO_KINDS.gpu_types
     limit_w = sum(one.count * gpus[one.gpu].tdp_w for one in card.sources)
-    rows = {(what, unit): value for what, value, unit in power.power(card, gpus).rows}
+    rows = {(what, unit): value for what, value, unit in sections.power(card, gpus).rows}
     assert rows["power limits of its GPUs", "W"] == pytest.approx(limit_w)
     busy_w = rows["power while they are busy", "W"]
-    assert busy_w == pytest.approx(power.SHARES[1] * limit_w)
+    assert busy_w == pytest.approx(sections.SHARES[1] * limit_w)
     tokens = card.served["total_tps"].value / card.served["requests_per_s"].value
     joules = rows["energy at the goodput", "J per token"]
     assert joules * tokens * card.goodput_rps.value == pytest.approx(busy_w)
     bare = {name: replace(gpu, tdp_w=None) for name, gpu in gpus.items()}
     with pytest.raises(ParameterError, match="gives no power limit"):
-        power.power(card, bare)
+        sections.power(card, bare)
 
 
 def test_the_shares_of_the_power_limit_are_those_measured(need):
@@ -475,4 +475,4 @@ def test_the_shares_of_the_power_limit_are_those_measured(need):
     shares = (runs["avg_power"] / 1e3 / limit_w)[limit_w.notna() & (runs["Batch Size"] > 1)]
     assert len(shares) == 30
     found = (shares.min(), shares.median(), shares.max())
-    assert found == pytest.approx(power.SHARES, abs=0.005)
+    assert found == pytest.approx(sections.SHARES, abs=0.005)

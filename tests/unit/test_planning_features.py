@@ -11,9 +11,9 @@ from quick_cards import little
 
 import hetero
 from hetero import catalog, paths, simulate
-from hetero.apps.cards import features, whatif
+from hetero.apps.cards import whatif
 from hetero.apps.cards.answer import _of_engine
-from hetero.apps.cards.request import request
+from hetero.apps.cards.request import adapter_bytes, request, speculation
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import ParameterError
 from hetero.latency.resolve import resolve
@@ -24,7 +24,7 @@ from hetero.planners import ground
 from hetero.planners.bound import bound, goodput_bound
 from hetero.question import sustained_rps
 from hetero.routers import RoundRobin
-from hetero.search.planners import planner
+from hetero.search.portfolio import planner
 from hetero.workload import Trace
 
 MODEL, PAIR = catalog.llm("Llama-3-8B"), "thunderserve-a5000-pair"
@@ -90,7 +90,7 @@ def test_published_gains_are_below_what_verifying_for_free_gives():
     for row in rows:
         if row["draft_tokens"]:
             said = "length={draft_tokens},acceptance={acceptance_high}".format(**row)
-            free = features.speculation(said, catalog.llm(row["model"])).speculation.gain
+            free = speculation(said, catalog.llm(row["model"])).speculation.gain
             assert 0.9 * free <= float(row["speedup"]) <= free
         else:
             assert float(row["speedup"]) <= float(row["tokens_per_step"])
@@ -139,12 +139,12 @@ def test_adapters_take_what_their_matrices_hold():
     llama, rank = catalog.llm("Llama-3.1-8B"), 16
     attention = 2 * (4096 + 4096) + 2 * (4096 + 1024)
     mlp = 3 * (4096 + 14336)
-    assert features.adapter_bytes(llama, rank) == 2 * rank * 32 * attention
-    both = features.adapter_bytes(llama, rank, everywhere=True)
+    assert adapter_bytes(llama, rank) == 2 * rank * 32 * attention
+    both = adapter_bytes(llama, rank, everywhere=True)
     assert both == 2 * rank * 32 * (attention + mlp)
     plain = request(PAIR, **ASKED).question
     with_them = request(PAIR, **ASKED, lora="adapters=8,rank=64,on=all").question
-    held = 8 * features.adapter_bytes(MODEL, 64, everywhere=True)
+    held = 8 * adapter_bytes(MODEL, 64, everywhere=True)
     a, b = (ground.costs(asked).rates(0, 1).usable_bytes for asked in (plain, with_them))
     assert a - b == pytest.approx(held)
 

@@ -10,7 +10,7 @@ from hetero.apps.cards.infeasible import NoPlanError
 from hetero.apps.cards.request import request
 from hetero.cluster import cluster
 from hetero.question import judged
-from hetero.search.planners import planner
+from hetero.search.portfolio import planner
 from hetero.simulator import Slo
 
 PAIR = "thunderserve-a5000-pair"

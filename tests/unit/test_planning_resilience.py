@@ -20,7 +20,7 @@ from hetero.errors import ParameterError
 from hetero.plans import Group, Plan
 from hetero.question import DRAWS, Load, Question
 from hetero.routers import RoundRobin
-from hetero.search.planners import planner
+from hetero.search.portfolio import planner
 from hetero.simulator import Event, Slo, simulate
 
 MODEL = catalog.llm("Llama-3-8B")

@@ -19,7 +19,7 @@ from hetero.plans import Plan
 from hetero.question import Load, sustained_rps
 from hetero.routers import LeastRequests, RoundRobin
 from hetero.simulator import Run, Slo, simulate
-from hetero.simulator.saturation import attainment, largest_rate
+from hetero.simulator.metrics import attainment, largest_rate
 from hetero.simulator.sustained import SustainedRule, life_s, needed_share, window
 from hetero.simulator.sustained import arrivals as arriving
 from hetero.streams import stream

@@ -11,7 +11,7 @@ from hetero.apps.cards.card import PlanCard
 from hetero.apps.export import Service, write
 from hetero.apps.export.service import EngineOptions
 from hetero.errors import ExportError, ParameterError
-from hetero.routers.named import factories
+from hetero.routers import factories
 
 
 @asks(EXPORT, Ask)

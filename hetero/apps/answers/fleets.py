@@ -18,16 +18,14 @@ from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.spot import SpotMix, cheapest_mix
 from hetero.apps.cards.request import able
-from hetero.comparison import footing
 from hetero.costs.cost import CostSettings
 from hetero.display import Shown, Table
 from hetero.engines import EngineSpec
 from hetero.errors import require
 from hetero.planners.base import Planner
-from hetero.plans import Plan
+from hetero.plans import Plan, footing
 from hetero.question import Load, Question, within_context
-from hetero.search.planners import planner, planners
-from hetero.search.portfolio import portfolio
+from hetero.search.portfolio import planner, planners, portfolio
 from hetero.simulator.sustained import came
 
 Sized: TypeAlias = sizing.Sizing | SpotMix | days.DayPlan | Autoscaled

@@ -11,8 +11,7 @@ from hetero.costs.cost import CostSettings
 from hetero.costs.demand import Demand, reference, scaled
 from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment
-from hetero.planners.thunderserve.budget import best_part
-from hetero.planners.thunderserve.phases import PhasePlan
+from hetero.planners.thunderserve.phases import PhasePlan, best_part
 from hetero.planners.thunderserve.phases import phases as plan
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.simulator import Slo, metrics, simulate, uncertainty

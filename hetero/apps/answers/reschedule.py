@@ -14,8 +14,7 @@ from hetero.planners.reschedule import change
 from hetero.planners.reschedule.change import ClusterChange
 from hetero.planners.reschedule.comparison import compare, joined
 from hetero.planners.reschedule.service import PhaseService
-from hetero.planners.thunderserve.budget import best_part
-from hetero.planners.thunderserve.phases import phases
+from hetero.planners.thunderserve.phases import best_part, phases
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.simulator import Slo
 from hetero.streams import stream

@@ -20,7 +20,7 @@ from hetero.apps.ask import BATCHING, ROUTERS, SIMULATE, Ask, asks, choice, natu
 from hetero.apps.cards.card import PlanCard
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.comparison import Comparison, compare, footing, measured, resampled
+from hetero.comparison import Comparison, compare, measured, resampled
 from hetero.deployment import Replica
 from hetero.display import Column, Shown, Table
 from hetero.encoding import finite
@@ -30,11 +30,10 @@ from hetero.files import writing
 from hetero.latency import storage
 from hetero.latency.step import StepModel
 from hetero.planners.xiong import plan as xiong
-from hetero.plans import Plan
+from hetero.plans import Plan, footing
 from hetero.question import within_context
-from hetero.routers import RoundRobin
-from hetero.routers.named import factories, router_of
-from hetero.routers.predictors import PREDICTORS
+from hetero.routers import RoundRobin, factories, router_of
+from hetero.routers.base import PREDICTORS
 from hetero.simulator import Metrics, Run, Slo, metrics
 from hetero.streams import stream
 from hetero.workload import Trace

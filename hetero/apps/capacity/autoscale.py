@@ -37,7 +37,7 @@ from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import require, require_not_negative, require_positive
 from hetero.question import Load
-from hetero.simulator.saturation import attainment
+from hetero.simulator.metrics import attainment
 from hetero.streams import stream
 from hetero.workload import Trace
 

@@ -41,7 +41,7 @@ from hetero.planners.baselines.capacity import buckets, capacity_rps
 from hetero.plans import Plan
 from hetero.question import DRAWS, Load, Question, in_draws, sustained_draws, sustained_rps
 from hetero.simulator import Event
-from hetero.simulator.saturation import attainment
+from hetero.simulator.metrics import attainment
 
 _WINDOW_S = 60.0  # after a loss: as long as queues take to show
 _SETS = 2000  # of spare machines
@@ -181,7 +181,7 @@ def resilience(
     Examples
     --------
     >>> from hetero import catalog, cluster, workload
-    >>> from hetero.search.planners import planner
+    >>> from hetero.search.portfolio import planner
     >>> from hetero.simulator import Slo
     >>> case = Question(
     ...     cluster.cluster("heteroserve-4"),

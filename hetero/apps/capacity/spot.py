@@ -30,7 +30,7 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, require
 from hetero.question import in_draws
 from hetero.simulator import Event
-from hetero.simulator.saturation import attainment
+from hetero.simulator.metrics import attainment
 from hetero.streams import stream
 
 Mix: TypeAlias = dict[tuple[Kind, bool], int]

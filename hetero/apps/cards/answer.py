@@ -47,7 +47,6 @@ from hetero.apps.cards.request import CardRequest, counts, requested
 from hetero.apps.cards.sensitivity import changes
 from hetero.catalog import gpus
 from hetero.cluster import Cluster
-from hetero.comparison import footing
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError, require
 from hetero.latency.calibration.known import known
@@ -55,10 +54,9 @@ from hetero.planners.base import parts
 from hetero.planners.bound import bound, goodput_bound
 from hetero.planners.effort import EFFORTS as ARENA
 from hetero.planners.ground import analytic
-from hetero.plans import Group, Plan
+from hetero.plans import Group, Plan, footing
 from hetero.question import Question, drawable, fit_draws, judged, step_error
-from hetero.search.planners import planners
-from hetero.search.portfolio import ask
+from hetero.search.portfolio import ask, planners
 from hetero.simulator.sustained import came
 
 _MANY = 2.0  # times what was asked for, from which on a part of the plan is looked for

@@ -18,10 +18,9 @@ from hetero.planners.effort import Effort
 from hetero.planners.score import Rank, score
 from hetero.plans import Plan
 from hetero.question import Question, drawable
-from hetero.search.planners import planner, planners
-from hetero.search.portfolio import Portfolio, ask, portfolio
+from hetero.search.portfolio import Portfolio, ask, planner, planners, portfolio
 from hetero.search.portfolio import Tried as Asked
-from hetero.simulator.saturation import attainment
+from hetero.simulator.metrics import attainment
 from hetero.simulator.uncertainty import Outcomes
 
 Progress = Callable[[str], None]

@@ -29,8 +29,7 @@ from hetero.planners.bound import goodput_bound
 from hetero.planners.effort import QUICK
 from hetero.planners.ground import alike
 from hetero.question import Question
-from hetero.search.planners import planner
-from hetero.search.portfolio import ask
+from hetero.search.portfolio import ask, planner
 
 MOST: Final = 300
 """Divisions at most; GPUs are divided in larger grains where there are more."""

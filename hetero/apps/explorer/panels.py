@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hetero.apps.explorer.view import View
     from hetero.simulator import Run
-    from hetero.simulator.samples import Samples
+    from hetero.simulator.run import Samples
 
 
 _MET = figures.CYCLE[2]

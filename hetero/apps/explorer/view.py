@@ -16,17 +16,16 @@ from hetero import workload as workloads
 from hetero.bounds import deployment_rps
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.comparison import compare, footing
+from hetero.comparison import compare
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import require
 from hetero.planners.xiong import plan as xiong
-from hetero.plans import Plan
+from hetero.plans import Plan, footing
 from hetero.question import Load, Question, sustained_rps
-from hetero.routers import Builtin, Predictive, Router
-from hetero.routers.named import router_of
+from hetero.routers import Builtin, Predictive, Router, router_of
 from hetero.simulator import Metrics, Run, Slo, metrics, simulate
-from hetero.simulator.saturation import attainment
+from hetero.simulator.metrics import attainment
 from hetero.simulator.sustained import SustainedRule, arrivals, came, steady_s
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource

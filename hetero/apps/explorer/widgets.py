@@ -17,7 +17,7 @@ from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError
 from hetero.plots import figures
-from hetero.routers.named import factories
+from hetero.routers import factories
 from hetero.simulator import Slo
 from hetero.workload import Trace, TraceSource
 

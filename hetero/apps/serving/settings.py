@@ -20,8 +20,8 @@ from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.latency import storage
 from hetero.latency.step import StepModel
 from hetero.naming import Line, Name
+from hetero.routers import factories
 from hetero.routers.base import Builtin
-from hetero.routers.named import factories
 
 # What is larger is a slip of the keyboard, and overflows the dispatcher's records or its memory.
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]

@@ -18,8 +18,8 @@ from hetero.deployment import Deployment, Replica
 from hetero.errors import CatalogError, HeteroError, ParameterError
 from hetero.files import check_new, writing
 from hetero.latency import storage
+from hetero.routers import factories
 from hetero.routers.base import Builtin
-from hetero.routers.named import factories
 
 _FIRST_PORT = 8001
 

@@ -21,8 +21,7 @@ from hetero.costs.cost import CostModel
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Fleet, Group, group, merged, two_of, without
 from hetero.costs.parallel import Configuration, Configurations
-from hetero.costs.pipeline import Pipeline
-from hetero.costs.rates import PipelineStage
+from hetero.costs.pipeline import Pipeline, PipelineStage
 from hetero.costs.replicas import replica
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError, require_positive

@@ -16,7 +16,7 @@ from hetero.planners.base import plan_of
 from hetero.plans import Plan
 from hetero.routers import PairShares
 from hetero.simulator import Run, Slo, simulate
-from hetero.simulator.saturation import attainment, largest_rate
+from hetero.simulator.metrics import attainment, largest_rate
 from hetero.streams import stream
 from hetero.workload import Trace
 

@@ -13,8 +13,7 @@ from hetero.placement import Problem
 from hetero.planners.helix.assemble import Layout, exchange, of_chain, of_line, place
 from hetero.planners.helix.blocks import Pool, line
 from hetero.planners.helix.bound import simple_bound
-from hetero.planners.helix.chains import chain
-from hetero.planners.helix.groups import groups
+from hetero.planners.helix.groups import NodeGroup, groups
 from hetero.streams import stream
 
 _LINKED = 300  # nodes beyond which regions are planned apart, each as a line of its own
@@ -305,3 +304,38 @@ def _crossed(
         layout = place(problem, kinds, [block for one in turned for block in one])
         found.add(layout, "blocks across regions")
         low = max(flow, min(layout.value, high))
+
+
+def chain(found: Sequence[NodeGroup], layers: int) -> tuple[float, list[tuple[int, int]]] | None:
+    r"""Largest flow of a single chain, and its nodes as pairs (group, layers held).
+
+    The largest F with :math:`\sum_j \max\{k : T_j(k) \ge F\} \ge L`; nodes that hold most
+    come first, and the last one is cut to what is left. None if the nodes hold too few layers.
+    """
+    values = np.unique(np.concatenate([g.tokens_per_s[1:] for g in found]))
+    low, high = -1, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        reach = sum(g.count * _most(g, values[middle]) for g in found)
+        low, high = (middle, high) if reach >= layers else (low, middle)
+    if low < 0:
+        return None
+    flow = float(values[low])
+    order = sorted(range(len(found)), key=lambda t: -_most(found[t], flow))
+    left, nodes = layers, []
+    for t in order:
+        for _ in range(found[t].count):
+            most = min(_most(found[t], flow), left)
+            # Throughput need not fall with every layer: cut only to what still carries the flow.
+            while most > 0 and found[t].tokens_per_s[most] < flow:
+                most -= 1
+            if most > 0:
+                nodes.append((t, most))
+                left -= most
+    return (flow, nodes) if left == 0 else None
+
+
+def _most(group: NodeGroup, flow: float) -> int:
+    """Most layers with which one node of a group carries a flow."""
+    fitting = np.flatnonzero(group.tokens_per_s >= flow)
+    return int(fitting[-1]) if len(fitting) else 0

@@ -19,7 +19,7 @@ from hetero.planners.reschedule.reload import Disk
 from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.simulator import Slo
-from hetero.simulator.saturation import attainment
+from hetero.simulator.metrics import attainment
 from hetero.workload import Trace
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
+from hetero.cluster.fleets import within
 from hetero.costs.cost import CostModel, CostSettings
 from hetero.costs.demand import Demand
 from hetero.costs.groups import PHASES, Design, Group, Phase, design, other
@@ -22,10 +23,9 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, require
 from hetero.planners.thunderserve.evaluate import Evaluator, Value, weights
 from hetero.planners.thunderserve.exact import enumerate_all, phase_choices
-from hetero.planners.thunderserve.moves import MOVES
 from hetero.planners.thunderserve.orchestrate import Orchestration
-from hetero.planners.thunderserve.patterns import polish
-from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings, TabuStep
+from hetero.planners.thunderserve.patterns import polish, starts
+from hetero.planners.thunderserve.tabu import MOVES, TabuSearch, TabuSettings, TabuStep
 from hetero.routers.pairs import PairShares
 from hetero.simulator.metrics import Slo
 
@@ -317,3 +317,43 @@ def keep(plan: PhasePlan) -> tuple[tuple[Group, Pipeline], ...]:
     """The pipelines of a plan by group, as :class:`Evaluator` takes them for rescheduling."""
     built = {"prefill": iter(plan.prefill), "decode": iter(plan.decode)}
     return tuple((group, next(built[phase])) for group, phase in plan.design)
+
+
+def best_part(
+    offer: Cluster,
+    usd_per_h: float,
+    llm: Llm,
+    demand: Demand,
+    slo: Slo,
+    *,
+    settings: CostSettings | None = None,
+    transfer: KvTransfer | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Cluster:
+    """The part of an offer within a budget whose best design of the integer program attains most.
+
+    Raises
+    ------
+    InfeasibleError
+        If no part that the budget pays for serves the model in both phases.
+    """
+    best, value, reason = None, -1.0, ""
+    for part in within(offer, usd_per_h):
+        model = CostModel(part, llm, settings or CostSettings())
+        evaluator = Evaluator(model, demand, slo, transfer or KvTransfer())
+        try:
+            found = max((evaluator.value(one).score for one in starts(evaluator)), default=-1.0)
+        except InfeasibleError as error:
+            reason = error.what
+            continue
+        if progress:
+            progress(f"{part.gpu_counts}: {found:.3f}")
+        if found > value:
+            best, value = part, found
+    if best is None:
+        raise InfeasibleError(
+            f"No choice of machines of {offer.name} for {usd_per_h:g} $/h serves {llm.name} in "
+            f"both phases. {reason}".strip(),
+            resolve="raise the budget, or use a smaller model or precision.",
+        )
+    return best
