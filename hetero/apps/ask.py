@@ -138,7 +138,7 @@ class Ask:
     :planner: Whose plan: 'melange', 'phase-splitting', ... or 'best' of all.
     :replan: Also plan again for the machines that are left.
     :spare: Also find the cheapest machines that keep the targets through a loss.
-    :to: vllm, kubernetes, skypilot, routing or serve.
+    :to: vllm, kubernetes (or k8s), skypilot, routing or serve.
     :output: Folder for the files; made if need be.
     :weights: What engines load: a Hugging Face name or a path.
     :hosts: Where routing and serve look for engines: 'machines' or 'kubernetes' names.
