@@ -55,7 +55,8 @@ def _how(default: Any, **how: Any) -> Any:
 class Ask:
     """Everything that may be asked; each function takes the part of its own :func:`words`.
 
-    :cluster: Cluster file (YAML) or the name of a shipped cluster.
+    :cluster: Cluster file (YAML), what nvidia-smi -L or kubectl get nodes -o json printed, a
+        SkyPilot task, or the name of a shipped cluster.
     :model: Model of the catalog or of Hugging Face's hub, or a checkpoint's folder.
     :trace: Trace file, or a shipped workload such as azure2023_conv.
     :source: For a shipped workload: its statistical 'twin', or the 'real' trace.
@@ -502,7 +503,8 @@ SIMULATE = words(
     "memory sampler kv_tokens precision kv_precision engine steps seed seeds figures",
     cluster={
         "default": REQUIRED,
-        "help": "Cluster file (YAML), the name of a shipped cluster, or a plan card (.json).",
+        "help": "Cluster file (YAML), what nvidia-smi -L or kubectl get nodes -o json printed, the "
+        "name of a shipped cluster, or a plan card (.json).",
     },
     kv_tokens={
         "help": "KV cache of a replica [tokens], as its engine prints it, instead of what "
