@@ -55,7 +55,8 @@ def _how(default: Any, **how: Any) -> Any:
 class Ask:
     """Everything that may be asked; each function takes the part of its own :func:`words`.
 
-    :cluster: Cluster file (YAML) or the name of a shipped cluster.
+    :cluster: Cluster file (YAML), what nvidia-smi -L or kubectl get nodes -o json printed, a
+        SkyPilot task, or the name of a shipped cluster.
     :model: Model of the catalog or of Hugging Face's hub, or a checkpoint's folder.
     :trace: Trace file, or a shipped workload such as azure2023_conv.
     :source: For a shipped workload: its statistical 'twin', or the 'real' trace.
@@ -138,7 +139,7 @@ class Ask:
     :planner: Whose plan: 'melange', 'phase-splitting', ... or 'best' of all.
     :replan: Also plan again for the machines that are left.
     :spare: Also find the cheapest machines that keep the targets through a loss.
-    :to: vllm, kubernetes, skypilot, routing or serve.
+    :to: vllm, kubernetes (or k8s), skypilot, routing or serve.
     :output: Folder for the files; made if need be.
     :weights: What engines load: a Hugging Face name or a path.
     :hosts: Where routing and serve look for engines: 'machines' or 'kubernetes' names.
@@ -502,7 +503,8 @@ SIMULATE = words(
     "memory sampler kv_tokens precision kv_precision engine steps seed seeds figures",
     cluster={
         "default": REQUIRED,
-        "help": "Cluster file (YAML), the name of a shipped cluster, or a plan card (.json).",
+        "help": "Cluster file (YAML), what nvidia-smi -L or kubectl get nodes -o json printed, the "
+        "name of a shipped cluster, or a plan card (.json).",
     },
     kv_tokens={
         "help": "KV cache of a replica [tokens], as its engine prints it, instead of what "

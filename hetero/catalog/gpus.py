@@ -287,6 +287,7 @@ class _Named:
     gpu: str
     names: tuple[str, ...]
     source: str
+    skypilot: str = ""
 
 
 @lru_cache(maxsize=1)
@@ -380,22 +381,33 @@ A100-SXM-40GB or A100-PCIE-80GB or A100-PCIE-40GB.
 
 
 @lru_cache(maxsize=1)
-def _names() -> dict[str, tuple[str, ...]]:
+def _names() -> dict[str, _Named]:
     from hetero.rows import read_records
 
     rows = read_records(paths.data("specs", "gpu_names.csv"), _Named)
-    return {str(row["gpu"]): tuple(row["names"]) for row in rows}  # type: ignore[arg-type]
+    return {str(row["gpu"]): _Named(**row) for row in rows}  # type: ignore[arg-type]
 
 
 def names_of(gpu: str) -> tuple[str, ...]:
     """What a driver calls a GPU of the catalog, then SkyPilot and clouds; none if unknown."""
-    return _names().get(gpu, ())
+    return _names()[gpu].names if gpu in _names() else ()
+
+
+def skypilot_names() -> dict[str, str]:
+    """Names of SkyPilot by GPU of the catalog; where several share one, its most usual comes first.
+
+    Examples
+    --------
+    >>> skypilot_names()["A100-SXM-80GB"]
+    'A100-80GB'
+    """
+    return {gpu: row.skypilot for gpu, row in _names().items() if row.skypilot}
 
 
 @lru_cache(maxsize=1)
 def _other_names() -> dict[str, str]:
     """GPUs by what drivers, labels of Kubernetes, SkyPilot and clouds call them or a machine."""
-    return {key_of(one, "*"): gpu for gpu, names in _names().items() for one in names}
+    return {key_of(one, "*"): gpu for gpu, row in _names().items() for one in row.names}
 
 
 def _like(key: str, one: Gpu) -> bool:

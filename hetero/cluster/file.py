@@ -32,9 +32,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from hetero import catalog, yaml_text
+from hetero import catalog
 from hetero.catalog import Gpu, Link
-from hetero.cluster import Cluster, Machine, Network
+from hetero.cluster import Cluster, Machine, Network, found
 from hetero.errors import CatalogError, DataError
 from hetero.naming import RULE, Name, good, one_line, slug
 
@@ -149,12 +149,18 @@ def load(path: Path) -> Cluster:
 
 
 def _read(path: Path) -> object:
+    several = "," in str(path) and not path.exists()
+    parts = [Path(one) for one in str(path).split(",")] if several else []
+    parts = [one for one in sorted(path.iterdir()) if one.is_file()] if path.is_dir() else parts
+    if parts:
+        return found.together(map(_read, parts), parts)
     try:
-        return yaml_text.parse(path.read_text(encoding="utf-8"), path)
+        return found.form(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
         raise CatalogError(
             f"{path}: there is no such file.",
-            resolve="give the path of a cluster file, or the name of a shipped cluster.",
+            resolve="give the path of a cluster file (or what nvidia-smi -L or kubectl get nodes "
+            "-o json printed), or the name of a shipped cluster.",
         ) from None
     except (OSError, UnicodeDecodeError):
         raise CatalogError(f"{path}: this is no text file.", resolve="save it as UTF-8.") from None

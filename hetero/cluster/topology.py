@@ -426,13 +426,14 @@ def cluster(name: str) -> Cluster:
 
 
 def find(name: str | Path) -> Cluster:
-    """Cluster from a file if ``name`` is one (``*.yaml``), else the shipped one of that name.
+    """Shipped cluster of that name, or the one of a file, see :mod:`hetero.cluster.found`.
 
     Raises
     ------
     CatalogError
         If there is neither.
     """
-    if isinstance(name, Path) or name.endswith((".yaml", ".yml")):
+    shipped = None if isinstance(name, Path) else clusters().get(name)
+    if shipped is None and (Path(name).suffix or Path(name).exists()):
         return Cluster.load(name)
-    return cluster(name)
+    return shipped or cluster(str(name))

@@ -197,6 +197,16 @@ def opened(path: Path | str, known: Mapping[str, Any]) -> tuple[Rows, FileLayout
     return (rows.without(failed) if failed.any() else rows), layout
 
 
+def benchmark(path: Path | str) -> str:
+    """Name of the benchmark, or of ``hetero replay``, that wrote a file; empty if none did."""
+    try:
+        rows, layout = opened(path, {})
+    except DataError as error:
+        known = {"it is of genai-perf": "genai-perf", "a benchmark's summary": "a benchmark"}
+        return next((tool for said, tool in known.items() if said in error.what), "")
+    return layout.tool or "hetero replay" * ("ttft_s" in rows.frame)
+
+
 def answered(rows: Rows, layout: FileLayout) -> pd.DataFrame:
     """Requests of a benchmark as ``hetero replay`` writes them.
 

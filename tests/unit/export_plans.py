@@ -73,6 +73,17 @@ def prefill_pipeline() -> Service:
     return Service("pushed", SMALL, placed(servings), weights="meta-llama/Meta-Llama-3-8B")
 
 
+def within_machines() -> Service:
+    """Two machines, in each of which a prefill engine hands its caches to two that decode."""
+    servings = [
+        ServedEngine(f"{m}-{phase}{k}", phase, (Part(m, "L4", gpus, 32),))
+        for m in ("m", "n")
+        for phase, gpus, count in (("prefill", 2, 1), ("decode", 1, 2))
+        for k in range(count)
+    ]
+    return Service("apart", SMALL, placed(servings), weights="meta-llama/Meta-Llama-3-8B")
+
+
 def on(gpu: str, **how: str) -> Service:
     """Two engines of two GPUs of a type on one machine."""
     engine = Engine(batching="chunked", admission="paged", max_step_tokens=2048)
@@ -98,6 +109,7 @@ EVERY = {
     "whole": whole(),
     "prefill first": whole(engine=Engine(max_batch=64)),
     "split": split(),
+    "split within machines": within_machines(),
     "pipeline": pipeline(copies=2),
     "stages on one machine": pipeline(("n", "L4", 2, 40), ("n", "L4", 2, 40)),
     "fp8": replace(whole(), precision="fp8", kv_precision="fp8"),

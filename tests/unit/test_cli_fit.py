@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -118,3 +120,21 @@ def test_negative_rates_are_told_apart_from_broken_input(tmp_path, said, refused
 def test_a_missing_file_is_named(tmp_path, refused):
     said = "none.csv: there is no such file. Resolve: check the path.\n"
     assert said in refused("fit", tmp_path / "none.csv")
+
+
+def test_requests_of_benchmarks_are_for_observe(grid, tmp_path, refused):
+    vllm = {"input_lens": [9], "output_lens": [5], "ttfts": [0.1], "itls": [[0.01]], "errors": [""]}
+    genai = {"experiments": [{"requests": [{"timestamp": 1, "response_timestamps": [2]}]}]}
+    genai["experiments"][0]["requests"][0]["response_outputs"] = ["data: {}"]
+    for tool, content in (
+        ("sglang.bench_serving or an older vllm bench serve", json.dumps(vllm)),
+        ("genai-perf", json.dumps(genai)),
+        ("a benchmark", json.dumps({"request_throughput": 3.0, "completed": 9})),
+        ("hetero replay", "arrival_s,input_tokens,output_tokens,ttft_s,e2e_s\n0,9,5,0.1,0.2\n"),
+    ):
+        (tmp_path / "b.json").write_text(content)
+        error = refused("fit", tmp_path / "b.json")
+        assert f"it is of {tool}: requests under load" in error
+        assert "hetero observe" in error
+    grid.write_text(grid.read_text().replace("phase", "stage"))
+    assert "no column 'phase'" in refused("fit", grid)

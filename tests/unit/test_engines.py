@@ -176,7 +176,10 @@ def test_any_engine_may_mix() -> None:
     found = ask(planner("HexGen", LITTLE), replace(free, cluster=small, rate_rps=0.1))
     assert found.plan is not None
     assert len(found.plan.groups[0].gpus) == 2
-    assert ask(planner("HexGen", LITTLE), question(small, rate_rps=0.1)).plan is None
+    refused = ask(planner("HexGen", LITTLE), question(small, rate_rps=0.1))
+    assert refused.plan is None
+    assert "fits no GPUs of one type of a mix" in refused.reason
+    assert "vLLM runs a replica on GPUs of one type" in refused.reason
 
 
 def test_improvements_keep_the_rules() -> None:

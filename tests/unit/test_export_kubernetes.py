@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import jsonschema
 import pytest
-from export_plans import EVERY, closed, on, pipeline, split, whole
+from export_plans import EVERY, closed, on, pipeline, split, whole, within_machines
 from ruamel.yaml import YAML
 
 from hetero.apps.export import kubernetes, names, write
@@ -39,7 +39,7 @@ GROUPS = closed(
 
 def documents(service, folder):
     found = []
-    for path in write(service, "kubernetes", folder):
+    for path in write(service, "k8s", folder):
         found += list(YAML(typ="safe", pure=True).load_all(path.read_text()))
     return found
 
@@ -129,6 +129,26 @@ def test_prefill_engines_are_apart_from_decode_engines():
         "v100-sxm2-32gb-tp2-decode",
         "v100-sxm2-32gb-tp4-prefill",
     ]
+
+
+def test_engines_that_exchange_caches_within_a_machine_share_a_node():
+    found = kubernetes.manifests(within_machines())
+    pods = {name: documents[1]["spec"]["template"] for name, documents in found.items()}
+    assert {name: documents[1]["spec"]["replicas"] for name, documents in found.items()} == {
+        "l4-tp2-prefill": 1,
+        "l4-tp1-decode": 2,
+        "l4-tp2-prefill-v2": 1,
+        "l4-tp1-decode-v2": 2,
+    }
+    for name, pod in pods.items():
+        [near] = pod["spec"]["affinity"]["podAffinity"][kubernetes._REQUIRED]
+        assert near["topologyKey"] == "kubernetes.io/hostname"
+        wanted = near["labelSelector"]["matchLabels"].items()
+        # A pod is in its own term: else the first could never be placed.
+        at_home = {other for other in pods if wanted <= pods[other]["metadata"]["labels"].items()}
+        assert at_home == {other for other in pods if other.endswith("v2") == name.endswith("v2")}
+    for documents in kubernetes.manifests(split()).values():
+        assert "podAffinity" not in documents[1]["spec"]["template"]["spec"]["affinity"]
 
 
 def test_gpus_without_a_known_product_need_a_label_of_ones_own():

@@ -9,6 +9,7 @@ from ruamel.yaml import YAML
 
 from hetero import catalog
 from hetero.apps.export import names, skypilot, write
+from hetero.catalog.gpus import skypilot_names
 from hetero.errors import ExportError
 
 REFUSED = ("mixed pipeline", "AMD, fp8", "Gaudi", "Intel")
@@ -97,7 +98,8 @@ def test_what_skypilot_cannot_say_is_said():
 
 def test_names_are_of_gpus_that_the_catalog_has():
     known = {gpu.name for gpu in catalog.gpus()}
-    assert {*names._SKYPILOT, *names._FIRST} <= known
+    assert {*skypilot_names()} <= known
+    assert skypilot_names()["RTX-PRO-6000-Server"] == "RTXPRO6000"
 
 
 def test_amd_machines_run_an_image_and_others_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -159,6 +160,16 @@ def test_it_is_never_dearer_than_one_type_nor_cheaper_than_the_bound() -> None:
     assert found.usd_per_h == pytest.approx(found.plan.usd_per_h)
     assert sum(found.plan.gpus.values()) == len(found.plan.deployment.replicas)
     assert "no fleet of these machines" in str(found)
+
+
+def test_nothing_that_costs_more_than_the_answer_is_called_a_bound() -> None:
+    found = cheapest(market(5.0))
+    for estimate in (found.program_usd_per_h, 2 * found.usd_per_h):  # no bound: it may be above
+        told = " ".join(str(replace(found, program_usd_per_h=estimate)).split())
+        claims = re.findall(r"less than ([\d.]+) \$/h|([\d.]+) \$/h or more", told)
+        assert claims
+        assert all(float(low or least) <= found.usd_per_h + 5e-4 for low, least in claims)
+        assert f"under the targets: {estimate:.3f} $/h." in told
 
 
 def test_limits_are_kept_and_what_does_not_suffice_is_said() -> None:

@@ -9,7 +9,7 @@ from hetero import catalog, cluster, workload
 from hetero.costs.cost import CostModel, CostSettings
 from hetero.costs.groups import Fleet
 from hetero.simulator import simulate
-from hetero.simulator.saturation import attainment
+from hetero.simulator.metrics import attainment
 from pipelines.studies import thunderserve as ts
 from pipelines.studies import thunderserve_changes as changes
 from pipelines.studies import thunderserve_claims as claims

@@ -10,6 +10,7 @@ from hetero.apps.cards.answer import plan
 from hetero.apps.cards.card import PlanCard
 from hetero.apps.export import Service, write
 from hetero.apps.export.service import EngineOptions
+from hetero.cluster.found import lists_nodes
 from hetero.errors import ExportError, ParameterError
 from hetero.routers import factories
 
@@ -29,7 +30,7 @@ def export(ask: Ask) -> tuple[Service, list[Path]]:
     llm = ask.llm if ask.model is not None else None
     if isinstance(given, PlanCard):
         card = given
-    elif str(given).endswith(".json"):
+    elif str(given).endswith(".json") and not lists_nodes(str(given)):
         card = PlanCard.load(str(given))
     elif llm is None:
         raise ParameterError(

@@ -20,6 +20,7 @@ from hetero.apps.ask import BATCHING, ROUTERS, SIMULATE, Ask, asks, choice, natu
 from hetero.apps.cards.card import PlanCard
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
+from hetero.cluster.found import lists_nodes
 from hetero.comparison import Comparison, compare, measured, resampled
 from hetero.deployment import Replica
 from hetero.display import Column, Shown, Table
@@ -262,7 +263,7 @@ def _card(cluster: Any) -> PlanCard | None:
     if isinstance(cluster, PlanCard):
         return cluster
     written = isinstance(cluster, str | Path) and str(cluster).endswith(".json")
-    return PlanCard.load(cluster) if written else None
+    return PlanCard.load(cluster) if written and not lists_nodes(cluster) else None
 
 
 def _classes(text: str) -> dict[str, float]:

@@ -58,14 +58,27 @@ def fit(
     """Fit prefill and decode times to measurements, with intervals and errors.
 
     The coefficients are p1..p8 of Xiong et al. eq. 3-4.
-    What the measurements cannot determine is refused, with what they do determine.
+    What the measurements cannot determine is refused, with what they do determine. Requests that a
+    benchmark served under load are for `hetero observe`.
     """
     from hetero import latency
-    from hetero.errors import FitError, ParameterError
+    from hetero.errors import DataError, FitError, ParameterError
     from hetero.latency import storage
+    from hetero.workload import readers
 
     headings = pairs("--column", column, word, "write NAME=HEADING, such as batch=bs.")
-    measured = latency.read_csv(file, columns=headings)
+    try:
+        measured = latency.read_csv(file, columns=headings)
+    except DataError:
+        if not (tool := readers.benchmark(file)):
+            raise
+        raise DataError(
+            f"it is of {tool}: requests under load, whose steps are not told, and a fit needs the "
+            "times of single steps.",
+            path=file,
+            resolve=f"refit step times to its requests with `hetero observe {file.name} --steps "
+            "FILE --kv-tokens N`, or measure steps with `hetero profile URL --fit`.",
+        ) from None
     prefill, decode = latency.fit(
         measured,
         form=form,

@@ -6,7 +6,9 @@ import functools
 import inspect
 import json
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 import typer
 
 from hetero.apps.ask import Word, Words, choice, parameter, positive, words
-from hetero.errors import ParameterError, require
+from hetero.errors import CatalogError, ParameterError, require
 from hetero.files import check_new, writing
 from hetero.progress import progress
 
@@ -34,6 +36,8 @@ def asking(taken: Words) -> Callable[[Callable[..., None]], Callable[..., None]]
 
         @functools.wraps(command)
         def call(**given: Any) -> None:
+            for name in {"cluster", "within"} & given.keys():
+                _say_fleet(given[name] or None)
             command({one.name: given.pop(one.name) for one in taken}, **given)
 
         every = [one.replace(kind=kinds.KEYWORD_ONLY) for one in (*shared, *own)]
@@ -41,6 +45,20 @@ def asking(taken: Words) -> Callable[[Callable[..., None]], Callable[..., None]]
         return call
 
     return decorate
+
+
+def _say_fleet(given: object) -> None:
+    """Print, on the side, the cluster file that was understood of what another tool printed."""
+    from hetero import cluster
+    from hetero.cluster import found
+
+    if not isinstance(given, str) or (given.endswith(".json") and not found.lists_nodes(given)):
+        return
+    with suppress(CatalogError):  # the command itself says what is wrong, in its turn
+        fleet = cluster.find(given)
+        if found.NOTE in fleet.notes:
+            head = f"# {given} is read as this cluster file; save it to add prices or links."
+            print(f"{head}\n{found.text_of(fleet)}", file=sys.stderr)
 
 
 def option(one: Word) -> Any:

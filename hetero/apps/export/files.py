@@ -245,6 +245,7 @@ def _text(representer: Any, value: str) -> Any:
 TARGETS: Mapping[str, Callable[[Service, Addresses], dict[str, str]]] = {
     "vllm": _vllm,
     "kubernetes": _kubernetes,
+    "k8s": _kubernetes,
     "skypilot": _skypilot,
     "routing": _routing,
     "serve": _serve,

@@ -3,7 +3,8 @@
 A StatefulSet rather than a Deployment, because a dispatcher that weighs engines against each other
 needs an address of each: ``NAME-0.NAME``, ``NAME-1.NAME`` through the headless Service. An engine
 over several machines is one group of a LeaderWorkerSet (https://lws.sigs.k8s.io), whose controller
-must be installed; it gives the leader the same kind of address.
+must be installed; it gives the leader the same kind of address. Engines that exchange KV caches
+within a machine of the plan share a label, and pod affinity brings them onto one node.
 
 Schemas: ``apps/v1`` and ``v1`` of Kubernetes 1.29 and later, ``leaderworkerset.x-k8s.io/v1``.
 """
@@ -22,6 +23,8 @@ Manifest: TypeAlias = dict[str, Any]
 
 # Names of secrets and of their keys by variable; none of them has to exist.
 _SECRETS = {"HF_TOKEN": ("hf-token", "token"), vllm.KEY: ("vllm-api-key", "key")}
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_TOGETHER = "hetero/machine"  # label of pods that have to share a node
 _START_S, _START_TRIES = 15, 240  # an hour to load the weights
 
 
@@ -62,8 +65,12 @@ def _labels(service: Service, name: str) -> dict[str, str]:
     return {
         "app.kubernetes.io/name": "vllm",
         "app.kubernetes.io/instance": name,
-        "app.kubernetes.io/part-of": slug(service.llm.name),
+        **_part_of(service),
     }
+
+
+def _part_of(service: Service) -> dict[str, str]:
+    return {"app.kubernetes.io/part-of": slug(service.llm.name)}
 
 
 def _meta(service: Service, name: str, family: tuple[ServedEngine, ...] = ()) -> Manifest:
@@ -135,10 +142,16 @@ def _pod(
     resource = _platform(parts[0]).resource
     expression = {"key": label, "operator": "In", "values": [value]}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    affinity: Manifest = {"nodeAffinity": {_REQUIRED: terms}}
+    shared = {_TOGETHER: slug(machine)} if (machine := service.bound_to(one)) else {}
+    if shared:
+        near = {
+            "labelSelector": {"matchLabels": _part_of(service) | shared},
+            "topologyKey": "kubernetes.io/hostname",
+        }
+        affinity["podAffinity"] = {_REQUIRED: [near]}
     spec = {
-        "affinity": {
-            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms},
-        },
+        "affinity": affinity,
         "tolerations": [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}],
         "terminationGracePeriodSeconds": 120,
         "automountServiceAccountToken": False,
@@ -147,7 +160,7 @@ def _pod(
         # Tensor parallelism passes data through shared memory.
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}],
     }
-    return {"metadata": {"labels": _labels(service, name)}, "spec": spec}
+    return {"metadata": {"labels": _labels(service, name) | shared}, "spec": spec}
 
 
 def _platform(part: Part) -> EnginePlatform:

@@ -311,6 +311,12 @@ class Service(Shown):
         """Whether prefill and decode run on engines of their own."""
         return any(serving.phase != "both" for serving in self.servings)
 
+    def bound_to(self, one: ServedEngine) -> str:
+        """Machine on which an engine and others exchange KV caches; empty if on none."""
+        phases = {other.phase for other in self.servings if other.machines == one.machines}
+        apart = one.phase != "both" and {"prefill", "decode"} <= phases
+        return one.machines[0] if apart and len(one.machines) == 1 else ""
+
     @property
     def hosts(self) -> dict[str, str]:
         """What hosts and files are called by machine: its name where they can be, no two alike."""
@@ -329,6 +335,8 @@ class Service(Shown):
     def families(self) -> dict[str, tuple[ServedEngine, ...]]:
         """Engines that differ in nothing but their machines, by a name fit for tools.
 
+        Those that exchange KV caches within a machine are of one family on one machine only.
+
         Examples
         --------
         >>> from hetero import catalog, cluster
@@ -344,7 +352,7 @@ class Service(Shown):
                 (one.machines.index(p.machine), p.gpu, p.gpus, p.layers, p.tensor)
                 for p in one.parts
             )
-            own = (one.engine, one.kv_tokens, one.precision, one.kv_precision)
+            own = (one.engine, one.kv_tokens, one.precision, one.kv_precision, self.bound_to(one))
             alike.setdefault((one.phase, shape, own), []).append(one)
         found: dict[str, tuple[ServedEngine, ...]] = {}
         for same in alike.values():

@@ -18,9 +18,8 @@ from hetero.costs.replicas import split
 from hetero.costs.transfer import KvTransfer
 from hetero.planners.thunderserve.orchestrate import Orchestration, orchestrate
 from hetero.routers.pairs import PairShares
-from hetero.simulator.metrics import Slo
+from hetero.simulator.metrics import Slo, attainment
 from hetero.simulator.replicas import simulate
-from hetero.simulator.saturation import attainment
 from hetero.workload import Trace
 
 _TIE = 1e-3
