@@ -285,8 +285,17 @@ def _card(
         met_idle=met(plan, question, 0.1 * carried.value, effort) if apart else None,
         at_rates=at_rates(plan, question, carried.value, effort),
         proof=best.asked.proof,
+        shuffled_rps=_shuffled(plan, question, carried, effort),
     )
     return card, tuple(after for _, after in changed)
+
+
+def _shuffled(plan: Plan, question: Question, carried: Sampled, effort: CardEffort) -> float:
+    """Goodput with the requests in any order; NaN where they come so, or cannot."""
+    if question.process != "poisson" or question.trace.prefix_ids is not None:
+        return math.nan
+    asked = replace(question, process="shuffled", rate_rps=carried.value or question.rate_rps)
+    return goodput(plan, asked, effort, draws=0).value
 
 
 def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:

@@ -17,6 +17,7 @@ import numpy as np
 from hetero.apps.cards.card import PERCENTILES, AtRate, Sampled
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError
+from hetero.planners.bound import capped
 from hetero.plans import Plan
 from hetero.question import Load, Question, drawn, judged, sustained_rps
 from hetero.simulator import metrics
@@ -85,7 +86,7 @@ def goodput(
         Goodput that this one is likely in proportion to, seed by seed and draw by draw: rates are
         looked for from there.
     """
-    load = question.load(precision=effort.precision)
+    load = capped(plan, question, effort.precision)
     seeds: list[float] = []
     for k in range(effort.seeds):
         near = seeds[-1] if seeds and seeds[-1] else question.rate_rps
@@ -94,6 +95,7 @@ def goodput(
         seeds.append(sustained_rps(plan, load, question.seed + k, near_rps=near or None))
     middle = float(np.mean(seeds)) or question.rate_rps
     found: list[float] = []
+    load = question.load(precision=effort.precision)  # other step times have other bounds
     for d, one in enumerate(drawn(plan, question, effort.draws if draws is None else draws)):
         share = like.draws[d] / like.value if like is not None and like.value > 0 else 1.0
         found.append(sustained_rps(one, load, question.seed + d, near_rps=middle * share or None))

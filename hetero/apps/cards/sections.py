@@ -165,6 +165,9 @@ def delivers(card: PlanCard) -> Table:
         for key, (name, unit, factor) in _SERVED.items()
         if key in card.served
     ]
+    if math.isfinite(card.shuffled_rps):
+        row = ("goodput, requests in any order", "requests/s", show(card.shuffled_rps), None, None)
+        rows.insert(1, row)
     if card.usd_per_mtok is not None:
         rows.append(_row("cost", "$ per 10^6 tokens", card.usd_per_mtok))
     seeds, draws = len(card.goodput_rps.seeds), len(card.goodput_rps.draws)
