@@ -243,16 +243,21 @@ def sustained_rps(
     False
     """
     most_rps = load.most_rps
+    if most_rps < _LEAST_SHARE * (near_rps or load.rate_rps):
+        return 0.0
 
     def good(rate_rps: float) -> bool:
         return rate_rps <= most_rps and sustains(plan, load.at(rate_rps), seed, events=events)
 
     def missed(rate_rps: float) -> bool:
         one = load.at(rate_rps)
-        few = math.ceil(LOWER_PART * one.rule.requests(rate_rps, life_s=0.0))
-        count = one.requests(plan) if load.process == "scaled" else few
-        seen = load.rule.judge(plan.simulate(one.arrivals(count, seed), seed, events=events))
-        return seen.attained < 2.0 * load.goal - seen.needed
+        few, whole = math.ceil(LOWER_PART * one.rule.requests(rate_rps, 0.0)), one.requests(plan)
+        # Few requests may be the hard ones of the trace, which all of them then show.
+        for count in (whole,) if load.process == "scaled" else (few, whole):
+            seen = load.rule.judge(plan.simulate(one.arrivals(count, seed), seed, events=events))
+            if seen.attained >= 2.0 * load.goal - seen.needed:
+                return False
+        return True
 
     low = high = near = min(near_rps or load.rate_rps, most_rps)
     width = 1.0 + (bracket or load.precision)
@@ -275,6 +280,8 @@ def sustained_rps(
         lower = (share * low for share in LOWER) if load.slo != Slo() else ()
         if (failed := next(filter(missed, lower), None)) is None:
             return low
+        if failed < _LEAST_SHARE * near:
+            return 0.0
         low = high = failed
 
 
@@ -493,6 +500,8 @@ class Question(Shown):
         Of everything random.
     drawn_from
         Requests that ``trace`` was drawn from, by which plans are judged; None where it was not.
+    later
+        What followed them in one's own log, kept from planners; None where nothing is kept.
     engine
         Engine that has to be able to run the plan; by default vLLM as it starts.
     kv_transfer_bits
@@ -513,6 +522,7 @@ class Question(Shown):
     least_s: float = 60.0
     seed: int = 0
     drawn_from: Trace | None = None
+    later: Trace | None = None
     engine: EngineSpec = field(default_factory=EngineSpec)
     kv_transfer_bits: Bits | None = None
     process: Arrivals = "poisson"

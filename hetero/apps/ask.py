@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar, cast, get_args
 
 from hetero.errors import ParameterError, require
 
@@ -268,8 +268,8 @@ class Ask:
         if self.arrivals is not None:
             choice("--arrivals", self.arrivals, ARRIVALS)
         kind = self.arrivals or ("scaled" if trace.own_bursts else "poisson")
-        if kind == "poisson" or kind == "shuffled":
-            return kind, self.rate
+        if kind in ("poisson", "shuffled"):
+            return cast("Arrivals", kind), self.rate
         own = statistics.rate_rps(trace.arrival_s)
         require(
             math.isfinite(own),

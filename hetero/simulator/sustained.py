@@ -320,6 +320,17 @@ def arrivals(
     return taken.poisson(rate_rps, stream(seed, "arrivals"))
 
 
+def redrawn(trace: Trace, count: int, seed: int, block: int) -> Trace:
+    """So many requests of a trace, drawn anew in blocks that begin anywhere in it.
+
+    The circular block bootstrap (Politis and Romano, 1992): gaps and order within a block are the
+    trace's own.
+    """
+    starts = stream(seed, "blocks").integers(len(trace), size=-(-count // block))
+    order = np.add.outer(starts, np.arange(block)).ravel() % len(trace)
+    return trace.reordered(order[:count])
+
+
 def came(trace: Trace, kind: Arrivals = "poisson", at: str = "") -> str:
     """Arrivals, at a rate in words, and order of the requests, see :func:`arrivals`."""
     kept = kind != "shuffled" or trace.prefix_ids is not None

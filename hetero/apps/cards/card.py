@@ -286,6 +286,9 @@ class PlanCard(Shown):
         Part of the plan that carries what was asked for, where the whole carries twice as much.
     proof
         What the search showed of all layouts, in a sentence; empty where it did not search.
+    promised_rps
+        Rate that holds with 95 % confidence (:func:`hetero.apps.cards.delivery.promised`), 0 where
+        none does; NaN in cards that were made before there was one.
     shuffled_rps
         Goodput with the requests in any order; NaN where they come so, or cannot.
     met_idle
@@ -315,7 +318,13 @@ class PlanCard(Shown):
     met_idle: Number | None = None
     at_rates: tuple[AtRate, ...] = ()
     proof: str = ""
+    promised_rps: Number = math.nan
     shuffled_rps: Number = math.nan
+
+    @property
+    def headline_rps(self) -> float:
+        """What can be promised, or the goodput where nothing can."""
+        return self.promised_rps if self.promised_rps > 0 else self.goodput_rps.value
 
     def table(self) -> Table:
         """The replicas, the first of the card's tables."""
