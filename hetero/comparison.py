@@ -28,7 +28,7 @@ from hetero.intervals import interval, ranking
 from hetero.plans import Plan, footing
 from hetero.routers import Predictor, router_of
 from hetero.simulator import Run, Slo, metrics, simulate
-from hetero.simulator.sustained import ARRIVING, Arrivals
+from hetero.simulator.sustained import ARRIVING, Arrivals, redrawn
 from hetero.streams import stream
 from hetero.workload import Trace
 from hetero.workload.statistics import rate_rps as mean_rps
@@ -250,10 +250,7 @@ def _play(
 
 def resampled(trace: Trace, seed: int, block: int | None = None) -> Trace:
     """The requests drawn anew in blocks, by default of the root of their number."""
-    block = block or round(math.sqrt(len(trace)))
-    starts = stream(seed, "blocks").integers(len(trace), size=-(-len(trace) // block))
-    order = np.add.outer(starts, np.arange(block)).ravel() % len(trace)
-    return trace.reordered(order[: len(trace)])
+    return redrawn(trace, len(trace), seed, block or round(math.sqrt(len(trace))))
 
 
 def _drawn(trace: Trace, block: int, process: str, rate_rps: float, seed: int) -> Trace:

@@ -36,7 +36,7 @@ from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from hetero.plans import Plan
 from hetero.simulator import Event, Run, Slo
-from hetero.simulator.drivers import MissedError, Watch
+from hetero.simulator.drivers import MissedError
 from hetero.simulator.sustained import (
     ARRIVING,
     LOWER,
@@ -109,6 +109,8 @@ class Load:
         Each draws its own requests, arrivals and choices of the router.
     process
         How requests come, see :func:`hetero.simulator.sustained.arrivals`.
+    most_rps
+        Rate that nothing sustains a larger one than, and that none is looked for above.
     """
 
     trace: Trace
@@ -118,6 +120,7 @@ class Load:
     precision: float = 0.02
     seeds: tuple[int, ...] = (0, 1, 2)
     process: Arrivals = "poisson"
+    most_rps: float = _MOST_RPS
 
     def __post_init__(self) -> None:
         if not (0 < self.rate_rps < math.inf and 0 < self.goal <= 1):
@@ -139,7 +142,7 @@ class Load:
 
     def requests(self, plan: Plan) -> int:
         """How many requests a run of a plan has to hold."""
-        least = 0 if self.process == "poisson" else min(len(self.trace), MOST_OWN)
+        least = min(len(self.trace), MOST_OWN) if self.process == "scaled" else 0
         return max(least, self.rule.requests(self.rate_rps, plan.life_s(self.trace)))
 
     def arrivals(self, count: int, seed: int) -> Trace:
@@ -158,19 +161,28 @@ def judged(
     seed: int,
     *,
     events: Sequence[Event] = (),
-    watch: Watch | None = None,
+    early: tuple[tuple[float, float], ...] | None = None,
 ) -> tuple[Run, Judged]:
     """A run of a plan under a load, long enough to be judged by, and what it shows.
+
+    Parameters
+    ----------
+    early
+        Shares as of :class:`~hetero.simulator.drivers.Watch`, by which a run is watched; None for
+        runs that go on to their end.
 
     Raises
     ------
     MissedError
-        If there is a watch, and the run cannot meet its goal.
+        If the run is watched, and cannot meet its goal.
     """
-    trace = load.arrivals(load.requests(plan), seed)
-    run = plan.simulate(trace, seed, events=events, watch=watch)
-    bursts_s = 0.0 if load.process == "poisson" else plan.life_s(load.trace)
-    return run, load.rule.judge(run, bursts_s)
+    bursts_s = plan.life_s(load.trace) if load.process == "scaled" else 0.0
+
+    def play(count: int) -> Run:
+        watch = None if early is None else load.rule.watch(count, early)
+        return plan.simulate(load.arrivals(count, seed), seed, events=events, watch=watch)
+
+    return load.rule.settled(load.requests(plan), play, bursts_s)
 
 
 def sustains(plan: Plan, load: Load, seed: int, *, events: Sequence[Event] = ()) -> bool:
@@ -180,12 +192,11 @@ def sustains(plan: Plan, load: Load, seed: int, *, events: Sequence[Event] = ())
         # Far beyond its limit a fleet fails from the beginning, and long runs are slow there. Of a
         # trace with bursts of its own a part says less.
         run = plan.simulate(load.arrivals(few, seed), seed, events=events)
-        far = _FAR if load.process == "poisson" else _FAR_IN_BURSTS
+        far = _FAR_IN_BURSTS if load.process == "scaled" else _FAR
         if load.rule.judge(run).attained < load.goal - far:
             return False
-    watch = load.rule.watch(load.requests(plan))
     try:
-        return judged(plan, load, seed, events=events, watch=watch)[1].sustained
+        return judged(plan, load, seed, events=events, early=())[1].sustained
     except MissedError:
         return False
 
@@ -231,25 +242,31 @@ def sustained_rps(
     >>> judged(plan, load.at(1.06 * most), 0)[1].sustained
     False
     """
+    most_rps = load.most_rps
+    if most_rps < _LEAST_SHARE * (near_rps or load.rate_rps):
+        return 0.0
 
     def good(rate_rps: float) -> bool:
-        return sustains(plan, load.at(rate_rps), seed, events=events)
+        return rate_rps <= most_rps and sustains(plan, load.at(rate_rps), seed, events=events)
 
     def missed(rate_rps: float) -> bool:
         one = load.at(rate_rps)
-        few = math.ceil(LOWER_PART * one.rule.requests(rate_rps, life_s=0.0))
-        count = few if load.process == "poisson" else one.requests(plan)
-        seen = load.rule.judge(plan.simulate(one.arrivals(count, seed), seed, events=events))
-        return seen.attained < 2.0 * load.goal - seen.needed
+        few, whole = math.ceil(LOWER_PART * one.rule.requests(rate_rps, 0.0)), one.requests(plan)
+        # Few requests may be the hard ones of the trace, which all of them then show.
+        for count in (whole,) if load.process == "scaled" else (few, whole):
+            seen = load.rule.judge(plan.simulate(one.arrivals(count, seed), seed, events=events))
+            if seen.attained >= 2.0 * load.goal - seen.needed:
+                return False
+        return True
 
-    low = high = near = near_rps or load.rate_rps
+    low = high = near = min(near_rps or load.rate_rps, most_rps)
     width = 1.0 + (bracket or load.precision)
     step = first = min(_FACTOR, width)  # grows: what is asked for first may be far off
     if known or good(near):
-        while good(high := min(high * step, _MOST_RPS)):
-            if high >= _MOST_RPS:
-                return _MOST_RPS
+        while low < most_rps and good(high := min(high * step, most_rps)):
             low, step = high, step * step
+        if low >= most_rps:
+            high = low * width
     while True:
         if low == high:
             step = first
@@ -263,6 +280,8 @@ def sustained_rps(
         lower = (share * low for share in LOWER) if load.slo != Slo() else ()
         if (failed := next(filter(missed, lower), None)) is None:
             return low
+        if failed < _LEAST_SHARE * near:
+            return 0.0
         low = high = failed
 
 
@@ -481,6 +500,8 @@ class Question(Shown):
         Of everything random.
     drawn_from
         Requests that ``trace`` was drawn from, by which plans are judged; None where it was not.
+    later
+        What followed them in one's own log, kept from planners; None where nothing is kept.
     engine
         Engine that has to be able to run the plan; by default vLLM as it starts.
     kv_transfer_bits
@@ -501,6 +522,7 @@ class Question(Shown):
     least_s: float = 60.0
     seed: int = 0
     drawn_from: Trace | None = None
+    later: Trace | None = None
     engine: EngineSpec = field(default_factory=EngineSpec)
     kv_transfer_bits: Bits | None = None
     process: Arrivals = "poisson"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar, cast, get_args
 
 from hetero.errors import ParameterError, require
 
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from hetero.catalog import EngineName, Llm
     from hetero.cluster import Cluster
     from hetero.simulator import Slo
+    from hetero.simulator.sustained import Arrivals
     from hetero.workload import Trace
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ARRIVALS: Final = ("poisson", "scaled", "trace")
+ARRIVALS: Final = ("poisson", "shuffled", "scaled", "trace")
 """Ways that requests come."""
 BATCHING: Final = {"chunked": "chunked", "prefill-first": "prefill first"}
 """How engines form steps, as it is typed."""
@@ -72,9 +73,9 @@ class Ask:
     :predictor: What routers believe of the lengths of outputs: a 'guess' of the workload's mean and
         spread, or the 'oracle' that knows them.
     :rate: Mean request rate [requests/s]; 'inf' sends all at once.
-    :arrivals: How requests come: 'poisson', 'scaled' (the trace's own bursts, stretched to the
-        rate) or 'trace' (its own bursts at its own rate); by default scaled for your own trace file
-        with stamps, else poisson.
+    :arrivals: How requests come: 'poisson' (in the trace's order), 'shuffled' (in any), 'scaled'
+        (the trace's own bursts, stretched to the rate) or 'trace' (its own bursts at its own rate);
+        by default scaled for your own trace file with stamps, else poisson.
     :clients: Closed loop: so many clients, each of which sends its next request when its last is
         answered.
     :think: With --clients: time from an answer to the next request [s].
@@ -261,15 +262,15 @@ class Ask:
             return self.trace
         return workload.open_trace(self.trace, self.source, self.seed, columns=self.columns)
 
-    def arriving(self, trace: Trace) -> tuple[Literal["poisson", "scaled"], float | None]:
+    def arriving(self, trace: Trace) -> tuple[Arrivals, float | None]:
         """How requests come, and at which rate [requests/s]."""
         from hetero.workload import statistics
 
         if self.arrivals is not None:
             choice("--arrivals", self.arrivals, ARRIVALS)
         kind = self.arrivals or ("scaled" if trace.own_bursts else "poisson")
-        if kind == "poisson":
-            return "poisson", self.rate
+        if kind in ("poisson", "shuffled"):
+            return cast("Arrivals", kind), self.rate
         own = statistics.rate_rps(trace.arrival_s)
         require(
             math.isfinite(own),
@@ -322,7 +323,7 @@ class Ask:
         came = sustained.came(trace, process, f", {rate:g} requests/s")
         if process == "scaled":
             return trace.rescale(rate_rps=rate), came
-        return sustained.arrivals(trace, len(trace), rate, seed), came
+        return sustained.arrivals(trace, len(trace), rate, seed, process), came
 
 
 # How texts are read ----------------------------------------------------------------------------

@@ -55,8 +55,9 @@ from hetero.planners import ground
 from hetero.planners.rignall import replay
 from hetero.planners.rignall.model import island_inventory, island_model
 from hetero.planners.rignall.rates import PHASES
+from hetero.plans import Plan
 from hetero.programs import Program
-from hetero.question import Question
+from hetero.question import Load, Question
 from hetero.workload import Trace
 
 
@@ -160,6 +161,18 @@ def goodput_bound(question: Question, served: float = 1.0) -> float | None:
     if limit is None:
         return None
     return limit.rps(served) / served if served < 1.0 else min(limit.rps(), _ceiling(question))
+
+
+def capped(plan: Plan, question: Question, precision: float) -> Load:
+    """What a plan is judged by, with the bound of the case as the most that it sustains.
+
+    A plan that holds no copy of the longest request may turn away what the goal leaves.
+    """
+    load, made = question.load(precision=precision), plan.deployment
+    longest = int((load.trace.input_tokens + load.trace.output_tokens).max())
+    held = made is not None and longest <= max(one.kv_tokens for one in made.replicas)
+    limit = goodput_bound(question, 1.0 if held else question.goal)
+    return load if limit is None else replace(load, most_rps=min(limit, load.most_rps))
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ import numpy as np
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.intervals import interval
-from hetero.planners.bound import bound, goodput_bound
+from hetero.planners.bound import bound, capped, goodput_bound
 from hetero.plans import Plan
 from hetero.question import MOST_REQUESTS, Question, judged, sustained_rps
 from hetero.simulator import Slo
@@ -300,7 +300,7 @@ def goodput(
     near_rps
         Rate to look around first; by default that of short runs.
     """
-    load = question.load(precision=PRECISION)
+    load = capped(plan, question, PRECISION)
     near = near_rps or screened(plan, question, _checked(seeds)[0])
     found: list[float] = []
     for seed in seeds:

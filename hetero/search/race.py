@@ -23,6 +23,7 @@ from itertools import islice
 import numpy as np
 
 from hetero.errors import HeteroError
+from hetero.planners.bound import capped
 from hetero.planners.score import PRECISION, goodput
 from hetero.plans import Plan
 from hetero.question import Question, judged, sustained_rps, sustains
@@ -119,7 +120,7 @@ class Race:
 
         The first is known to be at least what is wanted.
         """
-        load, near = self.question.load(precision=PRECISION), self._wanted(plan)
+        load, near = capped(plan, self.question, PRECISION), self._wanted(plan)
         found = [sustained_rps(plan, load, self.seeds[0], near_rps=near, known=True)]
         for seed in self.seeds[1:]:
             near, known = found[-1] or near, False
@@ -142,7 +143,7 @@ class Race:
         """By how much a plan misses the goal at the rate of the best so far; 0 if it does not."""
         load = self.question.load(self._wanted(plan))
         whole = load.requests(plan)
-        poisson, share = load.process == "poisson", _SHORT[0]
+        poisson, share = load.process != "scaled", _SHORT[0]
         few = max(_FEWEST, int(share * whole))
         if load.slo != Slo() and few < whole / 2:
             run = plan.simulate(load.arrivals(few, self.seeds[0]), self.seeds[0])
@@ -151,7 +152,7 @@ class Race:
                 return short
         early = tuple((at, 1.0 - load.goal + below) for at, below in _EARLY if poisson)
         try:
-            seen = judged(plan, load, self.seeds[0], watch=load.rule.watch(whole, early))[1]
+            seen = judged(plan, load, self.seeds[0], early=early)[1]
         except MissedError as error:
             return min(error.attained - load.goal, -1e-9)
         return 0.0 if seen.sustained else min(seen.attained - seen.needed, -1e-9)

@@ -294,10 +294,12 @@ _TRIES = 60
 
 
 def attainment(run: Run, slo: Slo, inside: NDArray[np.bool_] | None = None) -> float:
-    """Share of all requests, or of those inside, that met every target; rejected ones did not.
+    """Share of all requests, or of those inside, that met every target."""
+    return float(met(run, slo)[slice(None) if inside is None else inside].mean())
 
-    A reply of one token has no TPOT and cannot miss it.
-    """
+
+def met(run: Run, slo: Slo) -> NDArray[np.bool_]:
+    """Which requests met every target: a rejected one did not, and one token misses no TPOT."""
     good = run.finished.copy()
     if slo.ttft_s is not None:
         good &= run.ttft_s <= slo.ttft_s
@@ -305,7 +307,7 @@ def attainment(run: Run, slo: Slo, inside: NDArray[np.bool_] | None = None) -> f
         good &= np.isnan(run.tpot_s) | (run.tpot_s <= slo.tpot_s)
     if slo.e2e_s is not None:
         good &= run.e2e_s <= slo.e2e_s
-    return float(good.mean() if inside is None else good[inside].mean())
+    return good
 
 
 def largest_rate(

@@ -5,7 +5,9 @@ are served while nothing comes any more. So
 
 - arrivals last at least :math:`20\,T`, with T the time that a median request takes where every
   replica decodes as many requests as it holds, by its step times. T does not come from the run that
-  is judged: beyond saturation that grows with the run;
+  is judged: beyond saturation that grows with the run. They last :math:`\tau / p` as well, the
+  shortest target :math:`\tau` that waiting counts towards over the precision: beyond saturation by
+  p waits reach the target by then;
 - requests that arrive in the first fifth (warm-up) and the last twentieth (drain) do not count;
 - of the n that do, more than the goal meet every target, by more than chance
   (:func:`needed_share`): of plans that meet it by luck, a search would take the luckiest. n is so
@@ -17,7 +19,16 @@ are served while nothing comes any more. So
   backlogs B at both ends, as arrivals and completions that were independent would let it; F is 1
   for Poisson arrivals and, for a trace's own bursts, the Fano factor of arrivals counted over T.
 
-A trace's own bursts are all played, up to :data:`MOST_OWN` requests: one of them may be the worst.
+- the share that meets the targets does not drift: it is not lower in the second half of the window
+  than in the first, both by p and by Welch's t-test of the means of ten batches each (one-sided,
+  1 %).
+
+Where the share is met but drifts, or the backlog grows by at most twice that, the run is played
+again twice as long, up to :data:`LONGEST` times as long as at first: the last one decides.
+
+Requests come in the order of their trace. A run that holds fewer takes stretches of it as far apart
+from each other, so that each seed sees all of the trace, at other places; a trace's own bursts are
+all played, up to :data:`MOST_OWN` requests: one of them may be the worst.
 
 A fleet that serves a rate has to serve less as well, which a router that waits for batches or
 keeps replicas back may not. So the largest rate that is sustained
@@ -28,13 +39,14 @@ goal by more than chance, in runs of :data:`LOWER_PART` as many requests.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrik
+from scipy.special import bdtrik, stdtrit
 
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
@@ -43,7 +55,7 @@ from hetero.errors import ParameterError, require
 from hetero.latency.step import StepModel
 from hetero.routers import Builtin, Predictor, Router
 from hetero.simulator.drivers import Watch
-from hetero.simulator.metrics import Slo, attainment, largest_rate
+from hetero.simulator.metrics import Slo, largest_rate, met
 from hetero.simulator.replicas import simulate
 from hetero.simulator.run import Run
 from hetero.streams import stream
@@ -60,16 +72,23 @@ LOWER_PART: Final = 0.25
 """Of the requests of a run at a rate, where a share of it is tried."""
 CHANCE: Final = 0.05
 """Of a plan that just meets the goal to pass a run."""
-Arrivals: TypeAlias = Literal["poisson", "scaled"]
-"""How requests come: as a Poisson process, or in a trace's own order and bursts, with all of its
-gaps stretched to the rate."""
+LONGEST: Final = 4
+"""Times as long as at first that a run is played where that has to decide."""
+STRETCH: Final = 500
+"""Requests that keep their order, where a run holds fewer than the trace."""
+Arrivals: TypeAlias = Literal["poisson", "shuffled", "scaled"]
+"""How requests come: as a Poisson process in a trace's order or in any, or in its own bursts, with
+all of its gaps stretched to the rate."""
 ARRIVING: Final[dict[str, str]] = {
     "poisson": "Poisson arrivals",
+    "shuffled": "Poisson arrivals",
     "scaled": "the trace's own bursts, stretched to the rate",
 }
 """The same in words."""
 MOST_OWN: Final = 20_000
 """Requests of a trace with its own bursts that a run holds for their sake."""
+_BATCHES = 10  # of half a window, by which a drift is told
+_DRIFT_T = float(stdtrit(2 * _BATCHES - 2, 0.99))
 _SERVED = 0.01  # of the requests, where none has a target: those that fit no cache wait for nothing
 
 
@@ -87,6 +106,11 @@ class Judged:
         Growth of the backlog over the window, as a share of the tokens of those that count.
     steady
         Whether that is no more than noise.
+    drifts
+        Whether fewer met their targets in the second half of the window than in the first, beyond
+        chance.
+    open
+        Whether a longer run may show otherwise.
     needed
         Share that has to: the goal, and what chance may add to it (:func:`needed_share`).
     """
@@ -97,11 +121,13 @@ class Judged:
     growth: float
     steady: bool
     needed: float
+    drifts: bool = False
+    open: bool = False
 
     @property
     def sustained(self) -> bool:
         """Whether the rate could go on."""
-        return self.steady and self.attained >= self.needed
+        return self.steady and not self.drifts and self.attained >= self.needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +162,9 @@ class SustainedRule:
             Time of a median request at the batch limit [s], see :func:`life_s`.
         """
         counted = 1.0 / self.precision**2
-        return math.ceil(max(LIVES * life_s * rate_rps, counted / (1.0 - WARM_UP - DRAIN)))
+        waits = [one for one in (self.slo.ttft_s, self.slo.e2e_s) if one is not None]
+        least_s = max(LIVES * life_s, min(waits, default=0.0) / self.precision)
+        return math.ceil(max(least_s * rate_rps, counted / (1.0 - WARM_UP - DRAIN)))
 
     def judge(self, run: Run, bursts_s: float = 0.0) -> Judged:
         """What a run of so many requests shows.
@@ -148,9 +176,8 @@ class SustainedRule:
         """
         arrival_s = np.asarray(run.requests["arrival_s"])
         first, last = window(len(arrival_s))
-        inside = np.zeros(len(arrival_s), np.bool_)
-        inside[first:last] = True
-        count = last - first
+        count, inside = last - first, slice(first, last)
+        good = met(run, self.slo)[inside]
         finish_s = np.asarray(run.requests["finish_s"])
         begin_s, end_s = float(arrival_s[first]), float(arrival_s[last - 1])
         tokens = run.trace.input_tokens.astype(np.float64) + run.trace.output_tokens
@@ -159,14 +186,39 @@ class SustainedRule:
         grown, counted = float(after.sum() - before.sum()), float(tokens[inside].sum())
         burstiness = max(1.0, fano(arrival_s[first:last], bursts_s)) if bursts_s > 0 else 1.0
         noise = 3.0 * math.sqrt(burstiness * float(before @ before + after @ after))
+        attained, needed, drifts = float(good.mean()), self._needed(count), self._drifts(good)
+        most = self.precision * counted + noise
         return Judged(
             requests=count,
             seconds=end_s - begin_s,
-            attained=attainment(run, self.slo, inside),
+            attained=attained,
             growth=grown / max(counted, 1.0),
-            steady=grown <= self.precision * counted + noise,
-            needed=self._needed(count),
+            steady=grown <= most,
+            needed=needed,
+            drifts=drifts,
+            open=attained >= needed and (drifts or grown > most) and grown <= 2.0 * most,
         )
+
+    def settled(
+        self, count: int, play: Callable[[int], Run], bursts_s: float = 0.0
+    ) -> tuple[Run, Judged]:
+        """The run of so many requests, or of as many more as decide, and what it shows."""
+        longest = LONGEST * count
+        while True:
+            run = play(count)
+            seen = self.judge(run, bursts_s)
+            if count >= longest or not seen.open:
+                return run, seen
+            count *= 2
+
+    def _drifts(self, good: NDArray[np.bool_]) -> bool:
+        each = len(good) // (2 * _BATCHES)
+        if each < _BATCHES:
+            return False
+        halves = good[: 2 * _BATCHES * each].reshape(2, _BATCHES, each).mean(axis=2)
+        before, after = halves.mean(axis=1)
+        noise = _DRIFT_T * math.sqrt(halves.var(axis=1, ddof=1).sum() / _BATCHES)
+        return bool(before - after > max(self.precision, noise))
 
     def watch(self, requests: int, early: tuple[tuple[float, float], ...] = ()) -> Watch | None:
         """What ends a run of so many requests that misses the goal; None without a target."""
@@ -248,11 +300,11 @@ def arrivals(
 ) -> Trace:
     """So many requests of a trace: the same ones with the same gaps at every rate, only stretched.
 
-    Poisson arrivals come in an order of the seed's own and, where there are fewer than that, again.
-    Where requests share prefixes they keep their order, so that they go on sharing them, and the
-    seed says with which the run begins. Scaled arrivals always keep their order, and their gaps
-    with it; where the trace comes again, its mean gap stands between its last request and its
-    first.
+    They keep their order unless they are to be shuffled and share no prefixes, and the seed says
+    with which the run begins. Where there are fewer than that they come again; where there are
+    more, stretches of :data:`STRETCH` do but of scaled arrivals and those that share prefixes.
+    Scaled arrivals keep their gaps; where the trace comes again, its mean gap stands between its
+    last request and its first.
 
     Examples
     --------
@@ -263,25 +315,38 @@ def arrivals(
     if kind == "scaled":
         order = (np.arange(count) + stream(seed, "requests").integers(len(trace))) % len(trace)
         return trace.reordered(order).rescale(rate_rps=rate_rps)
-    return _ordered(trace, count, seed).poisson(rate_rps, stream(seed, "arrivals"))
+    taken = _ordered(trace, count, seed, shuffled=kind == "shuffled")
+    return taken.poisson(rate_rps, stream(seed, "arrivals"))
+
+
+def redrawn(trace: Trace, count: int, seed: int, block: int) -> Trace:
+    """So many requests of a trace, drawn anew in blocks that begin anywhere in it.
+
+    The circular block bootstrap (Politis and Romano, 1992): gaps and order within a block are the
+    trace's own.
+    """
+    starts = stream(seed, "blocks").integers(len(trace), size=-(-count // block))
+    order = np.add.outer(starts, np.arange(block)).ravel() % len(trace)
+    return trace.reordered(order[:count])
 
 
 def came(trace: Trace, kind: Arrivals = "poisson", at: str = "") -> str:
     """Arrivals, at a rate in words, and order of the requests, see :func:`arrivals`."""
-    kept = kind == "scaled" or trace.prefix_ids is not None
+    kept = kind != "shuffled" or trace.prefix_ids is not None
     order = "their order" if kept else "an order of each seed's own"
     return f"{ARRIVING[kind]}{at}, requests in {order}"
 
 
 @lru_cache(maxsize=64)  # searches ask for the same requests at many rates
-def _ordered(trace: Trace, count: int, seed: int) -> Trace:
+def _ordered(trace: Trace, count: int, seed: int, *, shuffled: bool) -> Trace:
     """So many requests in a seed's order, see :func:`arrivals`."""
-    draws, numbers = stream(seed, "requests"), np.arange(count) % len(trace)
-    if trace.prefix_ids is None:
-        order = draws.permutation(len(trace))[numbers]
-    else:
-        order = (numbers + draws.integers(len(trace))) % len(trace)
-    return trace.all_at_once().take(order)
+    draws, numbers, of = stream(seed, "requests"), np.arange(count), len(trace)
+    if trace.prefix_ids is None and shuffled:
+        return trace.all_at_once().take(draws.permutation(of)[numbers % of])
+    if trace.prefix_ids is None and count < of:
+        stretch, within = np.divmod(numbers, STRETCH)
+        numbers = stretch * of // (stretch[-1] + 1) + within
+    return trace.all_at_once().take((numbers + draws.integers(of)) % of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,9 +412,11 @@ def saturation(
     life, tried = life_s(deployment, *medians), dict[float, Judged]()
 
     def sustains(rate_rps: float) -> bool:
-        load = arrivals(trace, rule.requests(rate_rps, life), rate_rps, seed)
-        run = simulate(deployment, load, router, predictor=predictor, seed=seed)
-        tried[rate_rps] = rule.judge(run)
+        def play(count: int) -> Run:
+            load = arrivals(trace, count, rate_rps, seed)
+            return simulate(deployment, load, router, predictor=predictor, seed=seed)
+
+        tried[rate_rps] = rule.settled(rule.requests(rate_rps, life), play)[1]
         return tried[rate_rps].sustained
 
     offline = simulate(deployment, trace.all_at_once(), router, predictor=predictor, seed=seed)

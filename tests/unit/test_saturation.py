@@ -8,9 +8,11 @@ import pytest
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
+from hetero.plans import Plan
+from hetero.question import Load, judged, sustained_rps
 from hetero.routers import RoundRobin, WeightedRoundRobin
-from hetero.simulator import simulate
-from hetero.simulator.sustained import SustainedRule, saturation
+from hetero.simulator import Slo, simulate
+from hetero.simulator.sustained import STRETCH, SustainedRule, arrivals, saturation
 from hetero.workload import Trace
 
 PRECISION = 0.01
@@ -88,3 +90,39 @@ def test_what_cannot_be_found_is_said() -> None:
     too_long = Trace(np.arange(200.0), [20_000] * 200, [1] * 200)
     with pytest.raises(ParameterError, match="rejects every request"):
         saturation(one, too_long, RoundRobin())
+
+
+@pytest.mark.parametrize("target_s", [10.0, 60.0])
+def test_loose_targets_hide_no_queue(target_s: float) -> None:
+    one = Deployment("one", (server("a", 0.1),))
+    plan = Plan("by hand", (), one, RoundRobin(), "rotation", None)
+    load = Load(even(), 12.0, Slo(ttft_s=target_s), precision=0.05)
+    run, seen = judged(plan, load.at(10.8), 0)
+    assert run.trace.arrival_s[-1] > 0.95 * target_s / load.precision
+    assert not seen.sustained
+    assert 9.0 < sustained_rps(plan, load, 0) < 10.8
+    bounded = Load(even(), 12.0, load.slo, precision=0.05, most_rps=10.0)
+    assert 9.0 < sustained_rps(plan, bounded, 0) <= 10.0
+
+
+def test_a_share_that_falls_within_a_run_is_no_sustained_one() -> None:
+    one, rule = Deployment("one", (server("a", 0.1),)), SustainedRule(Slo(ttft_s=5.0), goal=0.5)
+    over, under = (
+        rule.judge(simulate(one, even().rescale(rate_rps=rate), RoundRobin()))
+        for rate in (10.2, 9.9)
+    )
+    assert over.attained > over.needed
+    assert over.drifts
+    assert not over.sustained
+    assert under.sustained
+
+
+def test_requests_keep_their_order_unless_they_are_to_be_shuffled() -> None:
+    numbered = Trace(np.zeros(4000), np.arange(1, 4001), [1] * 4000)
+    for count in (1200, 4000, 9000):
+        steps = np.diff(arrivals(numbered, count, 5.0, seed=1).input_tokens)
+        jumps = np.flatnonzero((steps != 1) & (steps != -3999))
+        assert set(jumps % STRETCH) <= {STRETCH - 1}
+        assert len(jumps) == (2 if count == 1200 else 0)
+    mixed = np.diff(arrivals(numbered, 4000, 5.0, seed=1, kind="shuffled").input_tokens)
+    assert (mixed == 1).mean() < 0.01

@@ -277,7 +277,7 @@ class Market:
     def _hopeless(self, counts: Counts, load: Load) -> bool:
         """Whether a short run of the first seed misses the goal by far."""
         key = _key(counts, load)
-        if key in self.known or load.process != "poisson":  # own bursts are played whole
+        if key in self.known or load.process == "scaled":  # own bursts are played whole
             return False
         if key not in self.glanced:
             short = replace(load, precision=max(_GLANCE, load.precision), seeds=load.seeds[:1])

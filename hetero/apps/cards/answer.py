@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import NamedTuple
@@ -27,7 +27,6 @@ from hetero.apps.cards.contenders import (
     contenders,
     fast,
     fastest,
-    neighbours,
     planned_by,
     reason_of,
     rounded_down,
@@ -39,6 +38,8 @@ from hetero.apps.cards.delivery import (
     at_rates,
     delivered,
     goodput,
+    promised,
+    worst_quarter,
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
 from hetero.apps.cards.limits import first_missed, limits
@@ -127,13 +128,13 @@ def answer(
 
 
 class BestPlan(NamedTuple):
-    """The contender that the rule takes, its question and goodput, and all contenders."""
+    """The contender that the rule takes, its question, goodput and promise, and all contenders."""
 
     best: Contender
     question: Question
     carried: Sampled
+    promised_rps: float
     found: Sequence[Contender]
-    near: Mapping[str, Contender]
 
 
 def best_plan(
@@ -153,17 +154,16 @@ def best_plan(
         found = fastest(asked, found, say, compared=compared)
     if not found:
         raise _unmet(asked, None, (), say)
-    near = {} if compared else neighbours(asked, found, say)
-    found += near.values()
     best = chosen(asked, found, say)
     question = best.question
     say("goodput")
     carried = goodput(best.plan, question, asked.effort, draws=0 if compared else None)
+    safe = 0.0 if compared else promised(best.plan, question, asked.effort, carried.value)
     if not asked.rate_given and carried.value > 0:
-        question = replace(question, rate_rps=rounded_down(carried.value))
+        question = replace(question, rate_rps=rounded_down(safe or carried.value))
     if carried.value * (1.0 + asked.effort.precision) < question.rate_rps:
         raise _unmet(asked, best, found, say)
-    return BestPlan(best, question, carried, found, near)
+    return BestPlan(best, question, carried, safe, found)
 
 
 def _unmet(
@@ -188,7 +188,7 @@ def _unmet(
 def _card(
     asked: CardRequest, made: BestPlan, say: Progress
 ) -> tuple[PlanCard, tuple[Plan | None, ...]]:
-    best, question, carried, found, near = made
+    best, question, carried, safe, found = made
     plan, effort = best.plan, asked.effort
     rate = question.rate_rps
     seen_rps = carried.seeds
@@ -209,9 +209,7 @@ def _card(
     ]
     others.sort(key=lambda one: one.key, reverse=True)
     pool = [plan, *(one.plan for one in others[:_POOL] if drawable(one.plan))]
-    changed = changes(
-        pool, question, carried, replan, effort, {what: one.plan for what, one in near.items()}
-    )
+    changed = changes(pool, question, carried, replan, effort)
     worse = {id(one): _worse(one, question, carried, asked) for one in _runners(best, others)}
     slo = question.slo
     notes = [*plan.notes, *asked.cluster.notes, *asked.notes]
@@ -230,6 +228,12 @@ def _card(
         )
     notes += _of_engine(asked.cluster, question, plan)
     notes.append(_how(plan, question, carried.value or rate, effort))
+    at = question.load(safe or carried.value or rate)
+    if (worst := worst_quarter(plan, at, question.seed)) is not None:
+        notes.append(
+            f"In the worst quarter of an hour of the log, played at {at.rate_rps:.3g} requests/s, "
+            f"{100 * worst:.1f} % are within the targets."
+        )
     if question.budget_usd_per_h is not None:
         notes.append(f"Budget: {question.budget_usd_per_h:,.4g} $/h.")
     card = PlanCard(
@@ -281,10 +285,20 @@ def _card(
         plan=plan,
         smaller=part_that_does(plan, question) if carried.value >= _MANY * rate else "",
         met_idle=met(plan, question, 0.1 * carried.value, effort) if apart else None,
-        at_rates=at_rates(plan, question, carried.value, effort),
+        at_rates=at_rates(plan, question, safe or carried.value, effort),
         proof=best.asked.proof,
+        promised_rps=safe,
+        shuffled_rps=_shuffled(plan, question, carried, effort),
     )
     return card, tuple(after for _, after in changed)
+
+
+def _shuffled(plan: Plan, question: Question, carried: Sampled, effort: CardEffort) -> float:
+    """Goodput with the requests in any order; NaN where they come so, or cannot."""
+    if question.process != "poisson" or question.trace.prefix_ids is not None:
+        return math.nan
+    near = carried.value
+    return goodput(plan, question, effort, draws=0, near_rps=near, process="shuffled").value
 
 
 def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:

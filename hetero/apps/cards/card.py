@@ -8,8 +8,9 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
     What was asked: ``cluster``, ``gpus`` (number by type), ``model``, ``trace``, ``rate_rps``,
     ``rate_given``, ``targets_s`` (by ``ttft``, ``tpot``, ``e2e``), ``goal``,
     ``budget_usd_per_h``, ``precision``, ``choose``, ``seed``, ``requests``, ``engine``,
-    ``release``, ``memory_fraction``, ``kv_precision``, ``arrivals`` (``"poisson"`` or
-    ``"scaled"``), ``speculate``, ``lora``, ``longest_tokens`` (of a request; 0 if not known).
+    ``release``, ``memory_fraction``, ``kv_precision``, ``arrivals`` (``"poisson"``,
+    ``"shuffled"`` or ``"scaled"``), ``speculate``, ``lora``, ``longest_tokens`` (of a request; 0
+    if not known).
 ``planner``, ``precision``, ``groups``, ``idle``, ``routing``
     The plan: which GPUs form which replicas. A group has ``count``, ``gpus`` (by type, of one
     replica), ``parallelism``, ``phase``, ``share`` (of the requests, all of them together; null
@@ -165,7 +166,7 @@ class CardQuestion:
     seed: int
     requests: _Count
     engine: EngineName = "any"
-    arrivals: Annotated[str, Field(pattern="^(poisson|scaled)$")] = "poisson"
+    arrivals: Annotated[str, Field(pattern="^(poisson|shuffled|scaled)$")] = "poisson"
     release: Annotated[str, Field(pattern=r"^[0-9.]*$")] = ""
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
     longest_tokens: _Count = 0
@@ -285,6 +286,11 @@ class PlanCard(Shown):
         Part of the plan that carries what was asked for, where the whole carries twice as much.
     proof
         What the search showed of all layouts, in a sentence; empty where it did not search.
+    promised_rps
+        Rate that holds with 95 % confidence (:func:`hetero.apps.cards.delivery.promised`), 0 where
+        none does; NaN in cards that were made before there was one.
+    shuffled_rps
+        Goodput with the requests in any order; NaN where they come so, or cannot.
     met_idle
         Share of the requests within the targets at a tenth of the goodput, where arrivals alone
         change that by much.
@@ -312,6 +318,13 @@ class PlanCard(Shown):
     met_idle: Number | None = None
     at_rates: tuple[AtRate, ...] = ()
     proof: str = ""
+    promised_rps: Number = math.nan
+    shuffled_rps: Number = math.nan
+
+    @property
+    def headline_rps(self) -> float:
+        """What can be promised, or the goodput where nothing can."""
+        return self.promised_rps if self.promised_rps > 0 else self.goodput_rps.value
 
     def table(self) -> Table:
         """The replicas, the first of the card's tables."""

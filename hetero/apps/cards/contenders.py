@@ -11,11 +11,10 @@ import numpy as np
 
 from hetero.apps.cards.delivery import goodput
 from hetero.apps.cards.request import CardRequest
-from hetero.apps.cards.sensitivity import steps
 from hetero.errors import InfeasibleError
 from hetero.planners.effort import EFFORTS as ARENA
 from hetero.planners.effort import Effort
-from hetero.planners.score import Rank, score
+from hetero.planners.score import Rank
 from hetero.plans import Plan
 from hetero.question import Question, drawable
 from hetero.search.portfolio import Portfolio, ask, planner, planners, portfolio
@@ -174,31 +173,6 @@ def fast(question: Question, asked: CardRequest) -> Plan:
         assert reason is not None
         raise reason
     return best
-
-
-def neighbours(
-    asked: CardRequest, found: Sequence[Contender], say: Progress
-) -> dict[str, Contender]:
-    """What the best planner makes of other targets, judged by those asked for.
-
-    Planners search among a few plans only, and one made for stricter targets may carry more.
-    """
-    best = max(found, key=lambda one: one.key)
-    name, question = winner(asked, best, found), best.question
-    rows: dict[str, Contender] = {}
-    if name in _BLIND:
-        return rows
-    for step in steps(question):
-        if step.question.slo == question.slo:
-            continue
-        say(f"{name} for {step.what}")
-        try:
-            plan = planned_by(name, asked, step.question)
-        except InfeasibleError:
-            continue
-        row = Asked(f"{name} for {step.what}", plan, score(plan, question, seeds=_seeds(question)))
-        rows[step.what] = Contender(question, row)
-    return rows
 
 
 def chosen(asked: CardRequest, found: Sequence[Contender], say: Progress) -> Contender:

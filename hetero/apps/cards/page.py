@@ -95,7 +95,7 @@ def fragment(card: PlanCard) -> str:
 def _figures(card: PlanCard) -> str:
     """The figures that are read first, in large type."""
     used = {one.gpu: one.count for one in card.sources}
-    found = [("goodput", f"{sections.show(card.goodput_rps.value)} requests/s")]
+    found = [("can be promised", f"{sections.show(card.headline_rps)} requests/s")]
     if card.usd_per_h is not None:
         found.append(("cost", f"{sections.show(card.usd_per_h, 4)} $/h"))
     if card.usd_per_mtok is not None:
@@ -153,7 +153,7 @@ def _bar(name: str, one: Sampled, unit: str, factor: float, limit: float | None,
 
 def _rates(card: PlanCard) -> str:
     """Rates to choose among by mouse or keyboard, drawn and in figures; no script is needed."""
-    goodput, rates = card.goodput_rps.value, [one.rate_rps for one in card.at_rates]
+    goodput, rates = card.headline_rps, [one.rate_rps for one in card.at_rates]
     chosen = min(range(len(rates)), key=lambda k: abs(rates[k] - goodput))
     inputs, labels, said, shown = [], [], [], []
     for k, one in enumerate(card.at_rates):

@@ -47,6 +47,7 @@ of a checkpoint as people publish it (``data/specs/formats.csv``). Efficiencies 
 """
 
 _MOST = "as much as it can"
+_KEPT = 1500  # requests of one's own log, from which on a third is kept from planners
 _SCREENED_S = 20.0  # arrivals that planners compare plans by last at least so long
 
 RULES: tuple[Rule, ...] = ("nominal", "best mean", "best worst case")
@@ -157,7 +158,12 @@ def requested(ask: Ask) -> CardRequest:
         trace = trace.with_prefix(ask.prefix_share)
     requests, notes = within_context(trace, llm)
     own = statistics.rate_rps(requests.arrival_s) if len(requests) > 1 else math.inf
-    size = EFFORTS[ask.effort].requests
+    size, later = EFFORTS[ask.effort].requests, None
+    if process == "scaled" and len(requests) >= _KEPT:
+        order, cut = np.arange(len(requests)), 2 * len(requests) // 3
+        requests, later = requests.take(order[:cut]), requests.take(order[cut:])
+        kept = f"and what is promised holds in the {len(later):,} after them as well."
+        notes = (*notes, f"Planned with the first {cut:,} requests of the log; {kept}")
     whole = requests
     if len(requests) > size:
         requests = requests.sample(size, stream(seed, "requests of a card"))
@@ -206,6 +212,7 @@ def requested(ask: Ask) -> CardRequest:
         least_s=_SCREENED_S,
         seed=seed,
         drawn_from=whole,
+        later=later,
         engine=spec,
         kv_transfer_bits=ask.kv_transfer_bits,
         process=process,

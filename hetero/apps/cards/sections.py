@@ -64,14 +64,19 @@ def headline(card: PlanCard) -> tuple[str, ...]:
             f"{100 * (draws >= asked.rate_rps).mean():.0f} % of {len(draws)} draws of the error of "
             "step times."
         ]
-    said.append(
-        f"Its goodput is {'' if bound else 'at least '}{show(card.goodput_rps.value)} "
-        f"requests/s, with {100 * asked.goal:g} % of them within {targets(card)} (90 % interval "
-        f"{between(card.goodput_rps)})."
-    )
-    if len(draws) and not asked.rate_given:
-        safe = show(np.quantile(draws, 0.1))
-        said.append(f"To be safe, count on {safe} requests/s, which nine of ten draws carry.")
+    within = f"{100 * asked.goal:g} % of them within {targets(card)}"
+    mean = f"goodput over arrivals is {'' if bound else 'at least '}{show(card.goodput_rps.value)}"
+    step_times = f"(90 % interval with the error of step times {between(card.goodput_rps)})."
+    if card.promised_rps > 0:
+        said.append(
+            f"It can be promised {show(card.promised_rps)} requests/s: {within}, with 95 % "
+            f"confidence over arrivals and parts of the workload. Its mean {mean} {step_times}"
+        )
+    else:
+        none = "No rate can be promised: some parts of the workload miss the goal at any. "
+        said.append(f"{none}With {within} the mean {mean} {step_times}")
+    if asked.rate_given and card.promised_rps < asked.rate_rps:
+        said.append(f"The {rate} requests/s asked for are more than can be promised.")
     if card.met_idle is not None and card.met_idle < asked.goal + _NEAR_GOAL:
         said.append(
             f"Arrivals alone make it {show(seeds.min())} to {show(seeds.max())}: at a tenth of it "
@@ -94,10 +99,10 @@ def headline(card: PlanCard) -> tuple[str, ...]:
     said += [card.proof] if card.proof else []
     if card.usd_per_h is not None and card.usd_per_mtok is not None:
         tokens = card.served["total_tps"].value / card.served["requests_per_s"].value
-        full = card.usd_per_h / 3600.0 / (card.goodput_rps.value * tokens) * 1e6
+        full = card.usd_per_h / 3600.0 / (card.headline_rps * tokens) * 1e6
         said.append(
             f"It costs {show(card.usd_per_h, 4)} $/h: {show(card.usd_per_mtok.value)} $ per 10^6 "
-            f"tokens at {rate} requests/s, {show(full)} at the goodput."
+            f"tokens at {rate} requests/s, {show(full)} at {show(card.headline_rps)}."
         )
     else:
         said.append("What it costs is not known: a GPU has no price.")
@@ -164,11 +169,17 @@ def _steps(deployment: Deployment) -> str:
 def delivers(card: PlanCard) -> Table:
     """Throughput, attainment and cost at the rate, with intervals."""
     rows: list[tuple[object, ...]] = [_row("goodput", "requests/s", card.goodput_rps)]
+    if card.promised_rps > 0:
+        row = ("can be promised", "requests/s", show(card.promised_rps), None, None)
+        rows.insert(0, row)
     rows += [
         _row(name, unit, card.served[key], factor)
         for key, (name, unit, factor) in _SERVED.items()
         if key in card.served
     ]
+    if math.isfinite(card.shuffled_rps):
+        row = ("goodput, requests in any order", "requests/s", show(card.shuffled_rps), None, None)
+        rows.insert(-len(card.served), row)
     if card.usd_per_mtok is not None:
         rows.append(_row("cost", "$ per 10^6 tokens", card.usd_per_mtok))
     seeds, draws = len(card.goodput_rps.seeds), len(card.goodput_rps.draws)
@@ -226,7 +237,7 @@ def rates(card: PlanCard) -> Table:
     targeted = [name for name in card.at_rates[0].latencies_s if name in card.question.targets_s]
     columns = [
         Column("rate", "req/s", 3),
-        Column("of goodput", "%", 3),
+        Column("of the promise", "%", 3),
         Column("all met", "%", 3),
         *(Column(f"{name.upper()} P{PERCENTILES[1]}", "ms", 3) for name in targeted),
         Column("cost", "$/10^6 tokens", 3),
@@ -234,14 +245,14 @@ def rates(card: PlanCard) -> Table:
     rows = tuple(
         (
             one.rate_rps,
-            100.0 * one.rate_rps / card.goodput_rps.value,
+            100.0 * one.rate_rps / card.headline_rps,
             100.0 * one.met,
             *(1e3 * one.latencies_s[name][1] for name in targeted),
             one.usd_per_mtok,
         )
         for one in card.at_rates
     )
-    note = "Arrivals of one seed. Above the goodput queues may grow for as long as a run goes on."
+    note = "One run each, its requests drawn anew in blocks. Above the goodput queues may grow."
     return Table("At other rates", tuple(columns), rows, wrapped([note]))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetero.apps.cards.card import ChangeEffect, Sampled
@@ -93,7 +93,6 @@ def changes(
     now: Sampled,
     replan: Replan,
     effort: CardEffort,
-    planned: Mapping[str, Plan] | None = None,
 ) -> tuple[tuple[ChangeEffect, Plan | None], ...]:
     """What becomes of the goodput after each change, with the plan that it is of.
 
@@ -105,16 +104,9 @@ def changes(
         Goodput of that one.
     replan
         Plans a changed case.
-    planned
-        Plans made before, by the change.
     """
-    known = planned or {}
-
-    def plan(step: Step) -> Plan:
-        return known[step.what] if step.what in known else replan(step.question)
-
     spared = without(pool[0], question, now, effort)
-    return (*spared, *(_changed(step, pool, now, plan, effort) for step in steps(question)))
+    return (*spared, *(_changed(step, pool, now, replan, effort) for step in steps(question)))
 
 
 def without(
@@ -173,7 +165,7 @@ def _routed(plan: Plan, deployment: Deployment, groups: Sequence[Group]) -> Plan
 
 
 def _changed(
-    step: Step, pool: Sequence[Plan], now: Sampled, plan: Callable[[Step], Plan], effort: CardEffort
+    step: Step, pool: Sequence[Plan], now: Sampled, replan: Replan, effort: CardEffort
 ) -> tuple[ChangeEffect, Plan | None]:
     draws = effort.draws // 2
     candidates = [(one, "same plan" if k == 0 else "another plan") for k, one in enumerate(pool)]
@@ -189,7 +181,7 @@ def _changed(
         candidates += [(grown, "the same on it")] if grown else []
     reason = ""
     try:
-        candidates.append((plan(step), "planned anew"))
+        candidates.append((replan(step.question), "planned anew"))
     except HeteroError as error:
         reason = error.what
     if not candidates:
@@ -200,8 +192,7 @@ def _changed(
     if best is pool[0] and step.like is not None:
         found = replace(now, draws=now.draws[:draws])  # whatever stays idle changes nothing
     else:
-        near = replace(step.question, rate_rps=quick or step.question.rate_rps)
-        found = goodput(best, near, effort, draws=draws, like=now)
+        found = goodput(best, step.question, effort, draws=draws, like=now, near_rps=quick)
     gain, price_usd = difference(found, now), best.usd_per_h
     if step.like is not None and step.added not in {
         name for group in best.groups for name in _places(group)
