@@ -29,7 +29,7 @@ from pipelines.studies.thunderserve import (
     Key,
     Scales,
 )
-from pipelines.studies.thunderserve_changes import ATTAINED, Losses, reload_s
+from pipelines.studies.thunderserve_changes import Losses, reload_s
 
 _NAMES = ("coding", "conversation")
 _OTHERS = ("HexGen", "DistServe", "vLLM")
@@ -152,7 +152,7 @@ def search_times() -> Rows:
 
 
 def rescheduling(
-    steady: pd.DataFrame,
+    steady: Mapping[tuple[str, str, str], Sequence[Scales]],
     service: PhaseService,
     search_s: Mapping[Policy, float | None],
     rate_rps: float,
@@ -160,16 +160,17 @@ def rescheduling(
 ) -> Rows:
     """Claims 11 and 12; ``service`` is the one that full rescheduling loads anew."""
     start = f"from the plans of Table 3 at {rate_rps:g} req/s, scale {plan_scale:g}, steady state"
-    attained = steady[steady["plan"] == "Table 3"].pivot(
-        index="workload", columns="rescheduling", values=ATTAINED
+    none, light, full = (
+        np.array([[one.attained("e2e", [plan_scale])[0] for one in steady[key]] for key in keys])
+        for keys in ([(k, "Table 3", x) for k in _NAMES] for x in ("none", "light", "full"))
     )
-    kept = (attained["light"] / attained["full"]).min()
-    rows = _rows("fig11_loss", f"{start}; full rescheduling is Algorithm 1", _11a=kept)
-    rows += _rows("fig11_loss", start, _11b=(attained["light"] - attained["none"]).min())
-    full, light = search_s["full"], search_s["light"]
-    if full is not None and light is not None:
+    note = f"{start}; full rescheduling is Algorithm 1"
+    rows = _means("fig11_loss", note, _11a=(light / full).min(axis=0))
+    rows += _means("fig11_loss", start, _11b=100 * (light - none).min(axis=0))
+    whole, quick = search_s["full"], search_s["light"]
+    if whole is not None and quick is not None:
         note = "recorded search times; reload computed, each layer read once per machine"
-        rows += _rows("table4", note, _12=(full + reload_s(service, "per machine")) / light)
+        rows += _rows("table4", note, _12=(whole + reload_s(service, "per machine")) / quick)
     return rows
 
 

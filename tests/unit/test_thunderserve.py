@@ -167,8 +167,11 @@ def test_a_lost_machine_and_the_policies(study, told):
     times = changes.rescheduling_times(light.before, search_s)
     whole = 60.0 + changes.reload_s(light.before, "per machine")
     assert times["together [s]"][1] == pytest.approx(whole)
-    rows = _values(claims.rescheduling(table, light.before, search_s, RATE, 5.0))
+    rows = _values(claims.rescheduling(steady, light.before, search_s, RATE, 5.0))
     assert rows["12"] == pytest.approx(whole / 10.0)
+    # The smaller of both workloads by seed is at most that of their means.
+    of = table.query("plan == 'Table 3'").pivot_table(changes.ATTAINED, "workload", "rescheduling")
+    assert rows["11b"] <= (of["light"] - of["none"]).min() + 1e-9
     assert changes.recorded_s("no such key") is None
 
 
