@@ -198,7 +198,7 @@ def opened(path: Path | str, known: Mapping[str, Any]) -> tuple[Rows, FileLayout
 
 
 def answered(rows: Rows, layout: FileLayout) -> pd.DataFrame:
-    """Requests of a benchmark as ``hetero replay`` writes them.
+    """Requests of a benchmark in the columns of a simulated run.
 
     Raises
     ------
