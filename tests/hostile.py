@@ -20,7 +20,7 @@ from typing import Any
 #: What goes wrong at engines, by mode.
 FAULTS = (
     *("500", "close", "garbage", "truncated", "gzip", "deep", "moved", "huge", "beyond", "bool"),
-    *("crash", "badevent", "errorevent", "endless", "unended", "named"),
+    *("crash", "badevent", "errorevent", "endless", "unended", "named", "html"),
 )
 
 
@@ -80,6 +80,9 @@ class Hostile:
         elif mode == "500":
             raw(writer, "500 Oh no", b"{}")
             return True
+        elif mode == "html":
+            raw(writer, "200 OK\r\nContent-Type: text/html", b"<html>oh no</html>")
+            return True
         elif mode == "close":
             return False
         elif mode == "moved":
@@ -92,7 +95,11 @@ class Hostile:
             raw(writer, "200 OK", text.get(mode, b'{"choices"'), size)
             return mode != "truncated"
         if not stream:
-            reply(writer, {"choices": [{"text": " word" * words}], "usage": usage})
+            found = {"choices": [{"text": " word" * words}], "usage": usage}
+            reply(writer, found)
+            if mode == "twice":
+                unasked = {"choices": [{"text": "unasked"}]}
+                asyncio.get_running_loop().call_later(0.05, reply, writer, unasked)
             self.answered[number] += 1
             return True
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")

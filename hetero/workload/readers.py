@@ -208,7 +208,7 @@ def benchmark(path: Path | str) -> str:
 
 
 def answered(rows: Rows, layout: FileLayout) -> pd.DataFrame:
-    """Requests of a benchmark as ``hetero replay`` writes them.
+    """Requests of a benchmark in the columns of a simulated run.
 
     Raises
     ------

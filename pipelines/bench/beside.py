@@ -1,4 +1,4 @@
-"""`hetero serve` beside the routers that people run: processor time and first bytes, in one run.
+"""`hetero serve` beside the routers that people run: processor time, in one run.
 
 The Rust routers of vLLM and SGLang are started as their own commands start them, from the
 environment of `make tools`. All routers send to the same two engines without a model
@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import aiohttp
-import numpy as np
 import psutil
 
 from hetero import paths
@@ -31,7 +30,6 @@ from pipelines.bench.measured import Say, cpu_s, silent
 from pipelines.bench.serve import ServeBench
 
 _LONG = "word " * 44_000
-_FIRST = {"model": "m", "prompt": "one two three", "max_tokens": 4, "stream": True}
 #: Bodies by name: prompt, words, whether they are streamed.
 _CASES = {
     "plain": ("one two three", 1, False),
@@ -39,8 +37,6 @@ _CASES = {
     "220 KB plain": (_LONG, 1, False),
     "220 KB stream": (_LONG, 32, True),
 }
-#: Clients at once whose first bytes are timed, and how many requests they send in each round.
-CLIENTS = {1: 150, 16: 400, 256: 1024}
 _RUST = """
 import sys
 from {name}.router import Router
@@ -90,18 +86,6 @@ def bench(*, requests: int = 400, rounds: int = 5, progress: Say = silent) -> Se
             for name, found in spent.items():
                 rows.append((f"{name}: {case}", 1e3 * statistics.median(found), "ms", requests))
                 progress(f"{rows[-1][0]} {rows[-1][1]:.3f} ms")
-        for clients, count in CLIENTS.items():
-            first_s: dict[str, list[float]] = {name: [] for name in routers}
-            for turn in range(rounds + 1):
-                for name, (url, _) in routers.items():
-                    found = asyncio.run(_ask(url, _FIRST, count, clients))
-                    first_s[name] += found if turn else []
-            for name, found in first_s.items():
-                for q, of in ((50, "P50"), (99, "P99")):
-                    value = 1e3 * float(np.percentile(found, q))
-                    what = f"{name}: first byte, {clients} at once, {of}"
-                    rows.append((what, value, "ms", len(found)))
-                    progress(f"{what} {value:.3f} ms")
         for name, (_, process) in routers.items():
             rows.append((f"{name}: memory", process.memory_info().rss / 2**20, "MiB", 1))
     values = {what: value for what, value, *_ in rows}
@@ -148,34 +132,21 @@ def _commands(folder: Path, urls: list[str]) -> Mapping[str, list[str]]:
     return found
 
 
-async def _ask(
-    url: str, body: Mapping[str, object], requests: int, at_once: int = 8
-) -> list[float]:
-    """Send so many requests, some at once; times to their first bytes, but for those that connect.
-
-    The times [s] are from the request to the first byte of the body.
-    """
-    first_s: list[float] = []
+async def _ask(url: str, body: Mapping[str, object], requests: int) -> None:
+    """Send so many requests, eight at once."""
     left: Iterator[int] = iter(range(requests))
     content = json.dumps(body).encode()
     head = {"content-type": "application/json"}
     async with aiohttp.ClientSession() as session:
 
         async def worker() -> None:
-            connected = False
             for _ in left:
-                began_s = time.perf_counter()
                 async with session.post(f"{url}/v1/completions", data=content, headers=head) as it:
-                    begin = await it.content.readany()
-                    if connected:
-                        first_s.append(time.perf_counter() - began_s)
-                    connected = True
-                    answer = begin + await it.read()
+                    answer = await it.read()
                 if it.status != 200 or (body["stream"] and not answer.endswith(b"[DONE]\n\n")):
                     raise EndpointError(
                         f"{url} did not answer in full: {answer[-160:]!r}.",
                         resolve="look at its log.",
                     )
 
-        await asyncio.gather(*(worker() for _ in range(at_once)))
-    return first_s
+        await asyncio.gather(*(worker() for _ in range(8)))

@@ -10,6 +10,7 @@ Dispatcher and client share the two cores with the engines: there is nowhere els
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import json
@@ -21,6 +22,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,14 +33,13 @@ from numpy.typing import NDArray
 
 from hetero import timings, workload
 from hetero.apps import profiling
-from hetero.apps.serving.plan import FleetPlan
-from hetero.apps.serving.replay import replay
 from hetero.apps.serving.settings import DeploymentFile
 from hetero.apps.serving.written import write
 from hetero.catalog import Gpu
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.display import Column, Table
 from hetero.errors import EndpointError, ParameterError
+from hetero.planners.baselines.capacity import Bucket, capacity_rps
 from hetero.routers import (
     Builtin,
     HeteroServe,
@@ -49,7 +50,6 @@ from hetero.routers import (
     Workload,
 )
 from hetero.simulator import simulate
-from hetero.simulator.run import Run
 from hetero.streams import stream
 from hetero.workload import Trace
 from pipelines.bench.engines import Running, engine, free_port, started, write_model
@@ -119,12 +119,12 @@ def short_conversations(count: int, rng: np.random.Generator) -> Trace:
     return Trace(whole.arrival_s, inputs, outputs, name="short conversations")
 
 
-def compared(plan: FleetPlan, sample: Trace) -> tuple[Builtin, ...]:
+def compared(capacities_rps: tuple[float, ...], sample: Trace) -> tuple[Builtin, ...]:
     """The routers that are compared; weights are planned, bins and lengths those of the sample."""
     tail = int(np.quantile(sample.output_tokens, 0.9))
     return (
         RoundRobin(),
-        WeightedRoundRobin([round(x, 4) for x in plan.shares]),
+        WeightedRoundRobin([round(x / sum(capacities_rps), 4) for x in capacities_rps]),
         Workload(),
         HeteroServe(
             bins_tokens=[int(np.quantile(sample.input_tokens, q)) for q in (1 / 3, 2 / 3)],
@@ -143,15 +143,12 @@ class LiveBench(Measured):
     ----------
     runs, rounds
         See :mod:`pipelines.studies.live_data`.
-    plan
-        Shares planned from the profiles.
     notes
         Under which conditions.
     """
 
     runs: pd.DataFrame
     rounds: pd.DataFrame
-    plan: FleetPlan
     notes: tuple[str, ...]
 
     def table(self) -> Table:
@@ -254,26 +251,27 @@ def bench(
         fleet = Deployment("live", tuple(replica(called, fits[called], sizes) for called in SIZES))
         sample = short_conversations(2000, stream(seed, "plan"))
         means = float(sample.input_tokens.mean()), float(sample.output_tokens.mean())
-        plan = FleetPlan.of(fleet, *means, why="both engines")
-        say(plan.line())
+        mean = Bucket(*means, 1.0, (0.0, float("inf")))
+        planned = tuple(capacity_rps(one, mean) for one in fleet.replicas)
+        say(f"planned: {', '.join(f'{x:.3g}' for x in planned)} requests/s")
         work = _Work(fleet, running, folder, (cores[0], cores[-1]), seed, say)
         ends.enter_context(work.serving())
-        rows = work.alone(alone, requests // 3, load, plan)
+        rows = work.alone(alone, requests // 3, load, planned)
         rows += work.routers(
-            compared(plan, sample), repeats, requests, load * plan.capacity_rps,
+            compared(planned, sample), repeats, requests, load * sum(planned),
             begin + 60.0 * max_minutes,
         )  # fmt: skip
     found = pd.DataFrame(rows, columns=list(live_data.COLUMNS))
     notes = (
         f"{requests} requests per run at {load:g} times the planned "
-        f"{plan.capacity_rps:.2f} requests/s, {means[0]:.0f} + {means[1]:.0f} tokens on average; "
+        f"{sum(planned):.2f} requests/s, {means[0]:.0f} + {means[1]:.0f} tokens on average; "
         "throughput in output tokens from the first arrival to the last finish.",
         f"Engine 'small' on core {cores[0]}, 'large' on core {cores[-1]}; dispatcher and client "
         "share both.",
         f"Other programs took {100 * found['other_cpu_share'].mean():.0f} % of these cores; "
         f"{(time.monotonic() - begin) / 60:.1f} minutes.",
     )
-    return LiveBench(found, rounds, plan, notes)
+    return LiveBench(found, rounds, notes)
 
 
 class _Work:
@@ -319,7 +317,7 @@ class _Work:
             force=True,
             limits=_LIMITS,
             # Every request says how many tokens it wants, and gets them.
-            outputs={"kind": "allowed"},
+            outputs="allowed",
             learn=False,  # what is compared are the step times of its files
         )
 
@@ -343,12 +341,12 @@ class _Work:
             time.sleep(0.05)
 
     def alone(
-        self, repeats: int, requests: int, load: float, plan: FleetPlan
+        self, repeats: int, requests: int, load: float, planned: tuple[float, ...]
     ) -> list[tuple[object, ...]]:
         """Every engine alone, at the same load."""
         rows = []
         for k in range(repeats):
-            for one, rate in zip(self.fleet.replicas, plan.capacities_rps, strict=True):
+            for one, rate in zip(self.fleet.replicas, planned, strict=True):
                 lone = Deployment(one.name, (one,))
                 trace = self._trace(f"{one.name}/{k}", requests, load * rate)
                 rows += self._run(f"{one.name} alone", "alone", k, lone, RoundRobin(), trace)
@@ -387,43 +385,68 @@ class _Work:
         hosts = [self.dispatcher, psutil.Process()]
         before = np.array([cpu_s(*engines), cpu_s(*hosts), _busy_s(self.cores)])
         # Words of their own in every run, or the engine finds prompts in its prefix cache.
-        found = replay(endpoint, trace, deployment=fleet, router=router.name, seed=self.count)
+        found = asyncio.run(_played(endpoint, trace, self.count))
         spent = np.array([cpu_s(*engines), cpu_s(*hosts), _busy_s(self.cores)]) - before
         spent[2] = max(spent[2] - spent[0] - spent[1], 0.0)
-        if not found.finished.all():
-            lost = int((~found.finished).sum())
-            raise EndpointError(
-                f"{lost} of {len(trace)} requests of '{case}' were not answered.",
-                resolve="run again on an idle machine.",
-            )
-        counted = Trace(
-            found.requests["arrival_s"].copy(),
-            found.requests["input_tokens"].copy(),
-            found.requests["output_tokens"].copy(),
-        )
-        simulated = simulate(fleet, counted, router, predictor=Oracle(), seed=k)
+        span_s = _span_s(found)
+        inputs, outputs = found[["input_tokens", "output_tokens"]].to_numpy(np.int32).T
+        counted = Trace(found["arrival_s"].to_numpy(), inputs.copy(), outputs.copy())
+        simulated = simulate(fleet, counted, router, predictor=Oracle(), seed=k).frame()
+        first = fleet.replicas[0].name
         rows = [
-            _row(case, kind, k, "real", found, spent / (2 * found.span_s)),
-            _row(case, kind, k, "simulated", simulated, np.full(3, np.nan)),
+            _row(case, kind, k, "real", seen=found, first=first, cpu=spent / (2 * span_s)),
+            _row(case, kind, k, "simulated", seen=simulated, first=first, cpu=np.full(3, np.nan)),
         ]
         real, sim = (float(row[live_data.COLUMNS.index("output_tps")]) for row in rows)  # type: ignore[arg-type]
         self.say(
-            f"{case}, repeat {k + 1}: {found.span_s:.1f} s, {real:.1f} tokens/s real, "
+            f"{case}, repeat {k + 1}: {span_s:.1f} s, {real:.1f} tokens/s real, "
             f"{sim:.1f} simulated ({100 * (sim / real - 1):+.0f} %)"
         )
         return rows
 
 
+async def _played(endpoint: profiling.Endpoint, trace: Trace, seed: int) -> pd.DataFrame:
+    """What requests saw that were sent when the trace says, with lengths as the server counts."""
+    prompts = profiling.Prompts()
+    probes = {count: prompts.words(count, stream(seed, "probe")) for count in (8, 64)}
+    async with endpoint.client() as client:
+        # The engines know no end of an answer.
+        ask = partial(endpoint.complete, client, ignore_eos=False)
+        prompts.learn([(n, (await ask(text, 2)).input_tokens) for n, text in probes.items()])
+        lengths = trace.input_tokens.tolist()
+        texts = [prompts.of_tokens(n, stream(seed, f"prompt/{k}")) for k, n in enumerate(lengths)]
+        zero_s = time.perf_counter() + 0.2 - float(trace.arrival_s[0])
+
+        async def one(k: int) -> tuple[object, ...]:
+            due_s = zero_s + float(trace.arrival_s[k])
+            await asyncio.sleep(due_s - time.perf_counter())
+            reply = await ask(texts[k], int(trace.output_tokens[k]))
+            ttft_s, e2e_s = reply.chunk_s[0] - due_s, reply.chunk_s[-1] - due_s
+            tpot_s = (e2e_s - ttft_s) / max(reply.output_tokens - 1, 1)
+            tokens = reply.input_tokens, reply.output_tokens
+            return due_s - zero_s, *tokens, reply.engine, ttft_s, tpot_s, e2e_s
+
+        rows = await asyncio.gather(*map(one, range(len(trace))))
+    columns = ("arrival_s", "input_tokens", "output_tokens", "replica", "ttft_s", "tpot_s", "e2e_s")
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _span_s(seen: pd.DataFrame) -> float:
+    """First arrival to last finish [s]."""
+    return float((seen["arrival_s"] + seen["e2e_s"]).max() - seen["arrival_s"].min())
+
+
 def _row(
-    case: str, kind: str, k: int, origin: str, run: Run, cpu: NDArray[np.float64]
+    *what: object, seen: pd.DataFrame, first: str, cpu: NDArray[np.float64]
 ) -> tuple[object, ...]:
-    tokens = int(run.requests["output_tokens"][run.finished].sum())
+    """What was seen of requests, and the share of the engine ``first``."""
+    span_s, tpot_s = _span_s(seen), seen["tpot_s"]
     return (
-        *(case, kind, k, origin, len(run.requests), run.span_s),
-        *(tokens / run.span_s, len(run.requests) / run.span_s),
-        *np.percentile(run.ttft_s, live_data.PERCENTILES),
-        *np.percentile(run.tpot_s[np.isfinite(run.tpot_s)], live_data.PERCENTILES),
-        *(float((run.requests["node"] == 0).mean()), *cpu),
+        *(*what, len(seen), span_s),
+        *(seen["output_tokens"].sum() / span_s, len(seen) / span_s),
+        *np.percentile(seen["ttft_s"], live_data.PERCENTILES),
+        *np.percentile(tpot_s[np.isfinite(tpot_s)], live_data.PERCENTILES),
+        *(float((seen["replica"] == first).mean()), *cpu),
         *(timings.processor(), datetime.datetime.now(datetime.UTC).date().isoformat()),
     )
 

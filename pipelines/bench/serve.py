@@ -82,7 +82,6 @@ def bench(
     seconds: float = 10.0,
     tokens: int = 32,
     streams: int = 1000,
-    requests: int = 10_000,
 ) -> ServeBench:
     """Measure a dispatcher of two engines on this machine.
 
@@ -92,8 +91,6 @@ def bench(
         Load of the paired run: requests per second each way, for how long, of how many words.
     streams
         Streams held at once.
-    requests
-        Requests after which its memory is compared.
 
     Raises
     ------
@@ -137,10 +134,6 @@ def bench(
             add(f"{key}.p50", f"{what}, median", float(np.median(values)), count, "wall", "median")
             add(f"{key}.p99", f"{what}, P99", p99, count, "wall", "single")
         rows.append(("streams held at once", await traffic.held(streams), "streams", streams))
-        await traffic.many(requests // 5)
-        start = traffic.memory_mib
-        await traffic.many(requests)
-        rows.append(("memory grown", traffic.memory_mib - start, "MiB", requests))
 
     cores = _with_traffic(measure)
     notes = (

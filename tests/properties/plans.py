@@ -88,7 +88,7 @@ DEPLOYMENT = {
     "port": 8000,
     "seed": 1,
     "limits": {"max_requests": 64, "token_s": 5.0, "retries": 1},
-    "outputs": {"kind": "recent", "quantile": 0.5, "sample": 100, "start": 64},
+    "outputs": "allowed",
     "backends": [
         {
             "name": "a",

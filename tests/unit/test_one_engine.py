@@ -98,6 +98,5 @@ def test_replicas_are_made_of_facts_in_one_place() -> None:
         "simulator/pipeline_run.py",
         "simulator/warm.py",
         "apps/serving/settings.py",
-        "apps/serving/replay.py",
         "apps/cli/observe.py",
     }

@@ -10,7 +10,6 @@ from hetero.apps.serving import load
 from hetero.apps.serving.dispatcher import Dispatcher, Prepared
 from hetero.apps.serving.events import Events
 from hetero.apps.serving.lengths import LengthEstimates, size
-from hetero.apps.serving.settings import Outputs
 from hetero.errors import DataError, ParameterError
 from hetero.latency import storage
 from hetero.latency.step import StepModel
@@ -97,7 +96,7 @@ def test_a_reload_keeps_what_is_known_of_engines_that_stay(folder):
         ("max_batch: 4", f"max_batch: {2**40}", r"backends\.1\.max_batch"),
         ("max_batch: 4", f"max_batch: {2**70}", r"backends\.1\.max_batch"),
         ("max_batch: 4", f"block_tokens: {2**40}", r"backends\.1\.block_tokens"),
-        ("model: tiny", "model: tiny\noutputs: {sample: 1.0e+20}", r"outputs\.sample"),
+        ("model: tiny", "model: tiny\noutputs: none", "outputs: "),
         ("model: tiny", "model: tiny\nlimits: {token_s: .inf}", r"limits\.token_s"),
     ],
 )
@@ -119,13 +118,13 @@ def test_what_check_accepts_is_what_starts(folder, monkeypatch, said, refused):
 
 
 def test_prompts_are_learnt_from_what_engines_count():
-    lengths = LengthEstimates(Outputs(quantile=0.5, sample=20, start=64))
+    lengths = LengthEstimates("recent")
     body = {
         "messages": [{"content": "a" * 300}, {"content": [{"type": "text", "text": "b" * 300}]}]
     }
     prompt = size(body)
     assert lengths.prompt(prompt) == 150
-    assert lengths.output(500) == 64
+    assert lengths.output(500) == 256
     for k in range(100):
         lengths.learn(prompt, 300, 10 + k % 3)
     assert abs(lengths.prompt(prompt) - 300) <= 3

@@ -26,7 +26,7 @@ app = typer.Typer(
 # name, or in `answers`; the others are commands of a checkout, which declares them as entry points.
 _COMMANDS = (
     *("data", "trace", "fit", "gpus", "profile", "measure", "estimate", "simulate", "sweep"),
-    *("plan", "export", "size", "resilience", "reschedule", "serve", "replay"),
+    *("plan", "export", "size", "resilience", "reschedule", "serve"),
     *("observe", "bench"),
     *("repro", "status", "verify", "claims", "figures", "papers", "tables"),
 )

@@ -14,9 +14,9 @@ def observe(
     log: Annotated[
         Path,
         typer.Argument(
-            help="Requests that an engine answered: what `hetero replay -o`, vllm bench serve, "
-            "aiperf, guidellm or genai-perf wrote, or a table of your own with arrival_s, "
-            "input_tokens, output_tokens, ttft_s, and tpot_s or e2e_s."
+            help="Requests that an engine answered: what vllm bench serve, aiperf, guidellm or "
+            "genai-perf wrote, or a table of your own with arrival_s, input_tokens, "
+            "output_tokens, ttft_s, and tpot_s or e2e_s."
         ),
     ],
     steps: Annotated[

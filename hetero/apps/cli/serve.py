@@ -23,10 +23,9 @@ def serve(
 ) -> None:
     """Dispatch requests to OpenAI-compatible engines: vLLM, SGLang, TensorRT-LLM, transformers.
 
-    Serves /v1/completions, /v1/chat/completions, /v1/responses, /v1/embeddings, /tokenize,
-    /v1/models, /live, /ready, /health, /metrics and /plan, the planned share of each
-    engine, mended when engines are lost or come back. SIGHUP reads the file again without
-    dropping a request: add or drain engines, change the router. The file names the model, the
+    Serves /v1/completions, /v1/chat/completions, /v1/embeddings, /tokenize, /v1/models,
+    /live, /ready, /health and /metrics. SIGHUP reads the file again without dropping a
+    request: add or drain engines, change the router. The file names the model, the
     router and the engines, each with address, KV cache and the step model that
     `hetero profile --fit` wrote; without one, its step times are learnt while it serves:
 
@@ -47,8 +46,8 @@ def serve(
         settings = load(deployment)
         with packages():
             from hetero.apps.serving.dispatcher import Dispatcher, Prepared
-        plan = Dispatcher(Prepared.of(settings)).plan  # all that is served, but for an address
+        made = Dispatcher(Prepared.of(settings))  # all that is served, but for an address
         print(settings.deployment().table())
-        print(f"Router: {settings.chosen().name}; {plan.line()}.")
+        print(f"Router: {made.router.name}.")
         return
     run(deployment, host=host, port=port)

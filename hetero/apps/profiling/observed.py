@@ -55,7 +55,7 @@ class ServedLog:
 
     @classmethod
     def read(cls, path: Path | str, replica: str = "") -> ServedLog:
-        """What ``hetero replay`` or a benchmark wrote, or a table with the columns of the former.
+        """What a benchmark or ``hetero simulate`` wrote, or a table with the columns of the latter.
 
         Failures are left out. Arrivals may be dates, and ``e2e_s`` may stand in place of
         ``tpot_s``; benchmarks are those of :func:`hetero.workload.readers.read`.

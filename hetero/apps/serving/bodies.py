@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from hetero.apps.serving.faults import Refusal
@@ -21,39 +20,22 @@ _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 @dataclass(slots=True)
 class Asked:
-    """What a client asks for.
-
-    Attributes
-    ----------
-    allowed
-        Tokens that it wants at most, or None.
-    endless
-        Whether the answer has to go on to what is allowed.
-    priority
-        The smaller, the earlier it leaves the dispatcher; not below 0, which is what others have.
-    headers
-        Names of the request and of its trace, which engines are told.
-    """
+    """What a client asks for; of requests that are held, the smallest priority leaves first."""
 
     model: str
     stream: bool
     prompt: PromptSize
-    allowed: int | None
+    allowed: int | None  # tokens at most
     copies: int
-    endless: bool
+    endless: bool  # whether the answer goes on to what is allowed
     options: Any
     rest: bytes
     priority: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)  # names of it and of its trace
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> Asked:
-        """Read a body.
-
-        Raises
-        ------
-        Refusal
-            If engines could read it in another way, or not at all.
+        """Read a body; what engines could read in another way, or not at all, is refused.
 
         Examples
         --------
@@ -70,8 +52,7 @@ class Asked:
         if not (stream is None or isinstance(stream, bool)):
             raise Refusal(400, "invalid_request", "'stream' has to be true, false or null.")
         get = body.get
-        allowed = get("max_completion_tokens") or get("max_output_tokens") or get("max_tokens")
-        counted = isinstance(allowed, int) and not isinstance(allowed, bool) and allowed >= 1
+        allowed = get("max_completion_tokens") or get("max_tokens")
         copies, priority = get("n"), get("priority")
         if not (priority is None or type(priority) is int):  # engines take "-100" for a number
             raise Refusal(400, "invalid_request", "'priority' has to be a whole number.")
@@ -87,7 +68,7 @@ class Asked:
             str(body.get("model")),
             stream is True,
             size(body),
-            allowed if counted else None,
+            allowed if type(allowed) is int and allowed >= 1 else None,
             copies if isinstance(copies, int) and 1 <= copies <= 128 else 1,
             body.get("ignore_eos") is True,
             body.get("stream_options"),
@@ -101,31 +82,13 @@ class Asked:
         return isinstance(self.options, dict) and self.options.get("include_usage") is True
 
     def forwarded(self, model: str, *, usage: bool) -> bytes:
-        """The body for an engine.
-
-        Parameters
-        ----------
-        model
-            Name under which it knows the model.
-        usage
-            Whether it can be asked for counts.
-        """
-        head = _named(model)
+        """The body for an engine that knows the model by this name, and can be asked for counts."""
+        head, options = f'{{"model":{_WRITE(model)},', self.options
         if self.stream and usage:
-            options = self.options if isinstance(self.options, dict) else {}
-            head += _USAGE if not options else _options(options | {"include_usage": True})
-        elif self.options is not None:
-            head += _options(self.options)
-        return head + self.rest
-
-
-@lru_cache(maxsize=1024)
-def _named(model: str) -> bytes:
-    return f'{{"model":{_WRITE(model)},'.encode()
-
-
-def _options(value: Any) -> bytes:
-    return f'"stream_options":{_WRITE(value)},'.encode()
+            options = (options if isinstance(options, dict) else {}) | {"include_usage": True}
+        if options is not None:
+            head += f'"stream_options":{_WRITE(options)},'
+        return head.encode() + self.rest
 
 
 class BodyShare:
@@ -137,13 +100,7 @@ class BodyShare:
         self._all, self._size = together, 0
 
     def grow(self, size: int, limits: DispatcherLimits) -> None:
-        """So many bytes have come.
-
-        Raises
-        ------
-        Refusal
-            If that is too large, or there is no room for it beside the others.
-        """
+        """So many bytes have come; refused if there is no room for them beside the others."""
         if size > FREE_BYTES:
             self.check(size, limits)
             self._all["bytes"] += size - self._size
@@ -166,16 +123,8 @@ class BodyShare:
 
 
 def parsed(content: bytes | bytearray) -> dict[str, Any]:
-    """The body as an object.
-
-    Raises
-    ------
-    Refusal
-        If it is none, or is made of so many parts that reading it would hold up all others.
-    """
+    """The body as an object; refused if it has so many parts that reading it holds up others."""
     try:
-        if (encoding := json.detect_encoding(content)) != "utf-8":
-            content = content.decode(encoding).encode()
         if content.count(b"[") + content.count(b"{") > _MOST_PARTS:
             outside = _TEXT.sub(b"", content)
             if outside.count(b"[") + outside.count(b"{") > _MOST_PARTS:
@@ -198,6 +147,5 @@ def _no_number(name: str) -> Any:
 
 
 _READER = json.JSONDecoder(parse_constant=_no_number)
-_USAGE = b'"stream_options":{"include_usage":true},'
 # As it came, but for spaces; what is no Unicode (half a surrogate pair) or no number is an error.
 _WRITE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode

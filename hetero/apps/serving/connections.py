@@ -1,9 +1,9 @@
 """Connections of clients: aiohttp's server, bounded where it leaves something open.
 
 aiohttp bounds a line and a field (8,190 bytes) and their number (128), ends idle connections,
-writes an answer before it begins with the next, queues 32 requests at most, and cancels what
-answers a client that has left. Here connections are bounded in number, heads in size and time, and
-clients that do not read, or send so far ahead that their leaving is not seen, are hung up on.
+writes one answer after the other, queues 32 requests at most, and cancels those of a client that
+has left. Here connections are bounded in number, heads in size and time, and clients that do not
+read, or send so far ahead that their leaving is not seen, are hung up on.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LINGER_S = 2.0  # for what comes of a request that was refused, so that its cli
 _RESERVE = 64  # descriptors for what is neither a client nor an engine
 _IDLE = 1024  # connections beyond the requests that may be in flight
 _READ = 64 << 10  # bytes of a body that wait to be read
-#: What answers a request, all of it.
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+HEAD_BYTES = 64 << 10
+_Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Connection(web.RequestHandler):
@@ -80,12 +80,11 @@ class Connection(web.RequestHandler):
         self._reading = bool(self._messages)  # it is begun with in a turn to come
         if self._reading:
             return
-        limits = self._server.limits()
         self._head += len(data)
-        if self._head > limits.head_bytes:
+        if self._head > HEAD_BYTES:
             self.hang_up()
         elif self._head and self._timer is None:
-            self._limit(limits.head_s)
+            self._limit(self._server.limits().head_s)
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is written to."""
@@ -127,7 +126,7 @@ class Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("it would come amid an answer")
         if isinstance(exc, LineTooLong) or "Too many headers" in str(exc):
-            refusal = too_large(self._server.limits().head_bytes)
+            refusal = too_large()
         elif isinstance(exc, BadHttpMessage):
             refusal = Refusal(400, "invalid_http", "Invalid HTTP request received.")
         else:
@@ -139,21 +138,15 @@ class Connection(web.RequestHandler):
         return answer
 
 
-def too_large(most: int) -> Refusal:
+def too_large() -> Refusal:
     """What is said of a head of more bytes."""
-    return Refusal(431, "head_too_large", f"The head of a request may have {most:,} bytes.")
+    return Refusal(431, "head_too_large", f"The head of a request may have {HEAD_BYTES:,} bytes.")
 
 
 class Connections(web.Server):
-    """The connections that are open.
+    """The connections that are open, within what ``limits`` are at present."""
 
-    Parameters
-    ----------
-    limits
-        Called for the present limits.
-    """
-
-    def __init__(self, handler: Handler, limits: Callable[[], DispatcherLimits]) -> None:
+    def __init__(self, handler: _Handler, limits: Callable[[], DispatcherLimits]) -> None:
         super().__init__(self._answer, handler_cancellation=True)
         self.loop, self._handler, self.limits = self._loop, handler, limits
         self._files = descriptors(limits()) - _RESERVE
@@ -213,10 +206,8 @@ class Connections(web.Server):
 
 
 def descriptors(limits: DispatcherLimits) -> int:
-    """Descriptors that this process may have, after it has asked for as many as it could use.
-
-    A streamed answer takes two: that of the client and that of the engine.
-    """
+    """Descriptors that this process may have, after it has asked for as many as it could use."""
+    # A streamed answer takes two: that of the client and that of the engine.
     wanted = 2 * limits.max_requests + _IDLE + _RESERVE
     if sys.platform == "win32":  # no such limit
         return wanted
@@ -227,9 +218,7 @@ def descriptors(limits: DispatcherLimits) -> int:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        log.warning(
-            f"only {soft} files may be open, but {limits.max_requests} requests at once need "
-            f"{wanted}: some will wait. Resolve: raise the limit with `ulimit -n {wanted}`, or "
-            "lower limits.max_requests."
-        )
+        needed = f"{limits.max_requests} requests at once need {wanted}: some will wait"
+        how = "raise it by `ulimit -n`, or lower limits.max_requests"
+        log.warning(f"only {soft} files may be open, but {needed}. Resolve: {how}.")
     return wanted if soft == resource.RLIM_INFINITY else soft

@@ -10,8 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from aiohttp import ClientSession
@@ -22,7 +21,6 @@ from hetero.apps.serving.faults import Fault, Refusal
 from hetero.apps.serving.learning import LEAST, First, StepLearner
 from hetero.apps.serving.lengths import LengthEstimates
 from hetero.apps.serving.metrics import Meters
-from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.records import FleetRecords
 from hetero.apps.serving.request_log import RequestLog
 from hetero.apps.serving.settings import DeploymentFile
@@ -32,29 +30,32 @@ from hetero.routers.base import DEFER, Live
 
 log = logging.getLogger("hetero.apps.serving")
 _ROWS = 16384  # requests remembered
-_DRIFT = 1.25  # of mean lengths, that the plan follows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prepared:
     """All that takes time or may fail on the way to a deployment."""
 
     settings: DeploymentFile
+    told: Deployment
     learners: tuple[StepLearner, ...]
-    deployment: Deployment
-    router: Live
     keys: dict[bytes, str]
     request_log: RequestLog | None
+    deployment: Deployment = field(init=False)  # with what has been learnt
+    router: Live = field(init=False)
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.told.replicas, self.learners, strict=True)
+        replicas = tuple(replace(one, step=learner.step) for one, learner in pairs)
+        self.deployment = replace(self.told, replicas=replicas)
+        rng = np.random.default_rng(self.settings.seed)
+        self.router = self.settings.chosen().live(self.deployment, rng)
 
     @classmethod
     def of(cls, settings: DeploymentFile, engines: Iterable[Seen] = ()) -> Prepared:
-        """Fit what the router fits, and compile what its decisions need.
+        """Fit what the router fits.
 
-        Parameters
-        ----------
-        engines
-            Those of the deployment before: what was learnt of them stays, where the file tells the
-            same of them.
+        What was learnt of ``engines``, those before, stays where the file tells the same of them.
         """
         told = settings.deployment()
         known = {(one.backend.name, one.backend.url): one.learner for one in engines}
@@ -64,42 +65,17 @@ class Prepared:
         )
         file = settings.request_log
         log = RequestLog(settings.folder / file) if file is not None else None
-        deployment, router = _learnt(settings, told, learners)
-        return cls(settings, learners, deployment, router, settings.keys(), log)
-
-    def learnt(self) -> Prepared:
-        """The same with what has been learnt of its engines since."""
-        deployment, router = _learnt(self.settings, self.deployment, self.learners)
-        return replace(self, deployment=deployment, router=router)
-
-
-def _learnt(
-    settings: DeploymentFile, told: Deployment, learners: tuple[StepLearner, ...]
-) -> tuple[Deployment, Live]:
-    pairs = zip(told.replicas, learners, strict=True)
-    found = replace(told, replicas=tuple(replace(one, step=x.step) for one, x in pairs))
-    router = settings.chosen()
-    return found, router.live(found, np.random.default_rng(settings.seed))
+        return cls(settings, told, learners, settings.keys(), log)
 
 
 class Dispatcher:
     """Places requests at engines, keeps the records, and watches the engines.
 
     All of it runs in one thread of one event loop, so that a decision sees a consistent state.
-
-    Parameters
-    ----------
-    first
-        The deployment to begin with.
-
-    Attributes
-    ----------
-    away, room
-        Requests at engines, and how many may be: there are descriptors for so many.
     """
 
-    plan: FleetPlan
     session: ClientSession
+    _watch: asyncio.Task[None]
 
     def __init__(self, first: Prepared) -> None:
         settings = self.settings = first.settings
@@ -110,21 +86,18 @@ class Dispatcher:
         self.tickets: set[Ticket] = set()
         self.held: list[Ticket] = []
         self.bodies: Counter[str] = Counter()  # of the large ones, by their share
-        self.away = 0
+        self.away = 0  # requests at engines, and how many may be: there are descriptors for so many
         self.room: Callable[[], int] = lambda: sys.maxsize
         self._changing = asyncio.Lock()
         self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()
-        self._watch: asyncio.Task[None] | None = None
         self._install(first)
 
     def now_s(self) -> float:
         """Time since the dispatcher was made [s]."""
         return time.monotonic() - self._start_s
 
-    # Deployments ----------------------------------------------------------------------------
-
-    def _install(self, new: Prepared, why: str = "this deployment") -> None:
+    def _install(self, new: Prepared) -> None:
         settings = new.settings
         records = FleetRecords(new.deployment, rows=max(_ROWS, 4 * len(self.tickets)))
         known = {(seen.backend.name, seen.backend.url): seen for seen in self.engines}
@@ -142,7 +115,6 @@ class Dispatcher:
         if self.request_log not in (None, new.request_log):  # or it may have been moved away
             self.request_log.close()
         self.request_log = new.request_log
-        self._plan(why)
         for ticket in sorted(self.tickets, key=lambda one: one.row):
             ticket.row = records.open(
                 ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s
@@ -159,63 +131,29 @@ class Dispatcher:
     async def change(self, read: Callable[[], DeploymentFile]) -> None:
         """Go over to the settings that ``read`` gives, in a thread: streams flow on.
 
-        Raises
-        ------
-        HeteroError
-            If that cannot be served; nothing changes then.
+        Nothing changes if they cannot be served.
         """
         async with self._changing:
             engines = list(self.engines)
-            make = lambda: Prepared.of(read(), engines)  # noqa: E731
-            new = await asyncio.to_thread(make)
+            new = await asyncio.to_thread(lambda: Prepared.of(read(), engines))
             if new.settings.outputs != self.settings.outputs:
                 self.lengths = LengthEstimates(new.settings.outputs)
             self._install(new)
             log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
             self.offer()
 
-    def _plan(self, why: str) -> None:
-        up = tuple(one.open for one in self.engines)
-        self.plan = FleetPlan.of(self.records.deployment, *self.lengths.mean, up=up, why=why)
-        if self.settings.follows_plan:
-            rng = np.random.default_rng(self.settings.seed)
-            chosen = self.settings.chosen(self.plan)
-            self.router = chosen.live(self.records.deployment, rng)
-
-    def mend(self) -> None:
-        """Plan anew if engines have come or gone since; requests in flight stay."""
-        names = zip(self.engines, self.plan.up, strict=True)
-        if changed := [
-            f"{seen.backend.name} is {'back' if seen.open else 'out'}"
-            for seen, before in names
-            if seen.open != before
-        ]:
-            self._plan(" and ".join(changed))
-            self.meters.mends.labels("engines").inc()
-            log.warning("plan mended, %s", self.plan.line())
-
-    def follow_lengths(self) -> None:
-        """Plan anew if requests have become much longer or shorter than those planned for."""
-        planned = self.plan.input_tokens, self.plan.output_tokens
-        now = self.lengths.mean
-        if any(not 1 / _DRIFT < new / old < _DRIFT for new, old in zip(now, planned, strict=True)):
-            self._plan(f"requests of {now[0]:.0f} + {now[1]:.0f} tokens")
-            self.meters.mends.labels("lengths").inc()
-
     async def learn(self) -> None:
         """Go over to the step times that answers tell, where these are expected better."""
-        found = []
+        found = False
         for seen in list(self.engines):
             if seen.learner.due and seen.learner.refit(keep=self.settings.learn):
-                found.append(seen.backend.name)
+                found = True
                 self.meters.refits.labels(seen.backend.name).inc()
                 log.warning("%s: %s", seen.backend.name, seen.learner.line())
             await asyncio.sleep(0)  # each fit takes a millisecond
         if found:
             async with self._changing:
-                new = await asyncio.to_thread(self._prepared.learnt)
-                self._install(new, f"what was learnt of {', '.join(found)}")
-            self.meters.mends.labels("steps").inc()
+                self._install(await asyncio.to_thread(replace, self._prepared))
             self.offer()
 
     async def start(self) -> None:
@@ -226,10 +164,8 @@ class Dispatcher:
 
     async def stop(self) -> None:
         """Close everything."""
-        if self._watch is not None:
-            self._watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watch
+        self._watch.cancel()
+        await asyncio.wait((self._watch,))
         await self.session.close()
 
     async def _watching(self) -> None:
@@ -242,8 +178,6 @@ class Dispatcher:
 
     async def _check(self) -> None:
         await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
-        self.mend()  # first, so that what is said of engines is said of them
-        self.follow_lengths()
         await self.learn()
         self.offer()
 
@@ -253,15 +187,12 @@ class Dispatcher:
         async def check() -> None:
             try:
                 seen.probed(self.now_s(), await probe(self.session, seen))
-                self.mend()
             finally:
                 del self._checks[seen]
 
         if seen not in self._checks:
             self._checks[seen] = asyncio.create_task(check())
         await asyncio.shield(self._checks[seen])
-
-    # Requests -------------------------------------------------------------------------------
 
     def _admit(self, ticket: Ticket) -> None:
         """Admit a request, or refuse it if there are as many as may be."""
@@ -283,27 +214,10 @@ class Dispatcher:
         self.tickets.add(ticket)
 
     def _crowded(self, what: str, count: int) -> Refusal:
-        # A tenth of what is in flight has left by then, as planned.
-        pace = self.plan.capacity_rps
-        after_s = min(max(0.1 * len(self.tickets) / pace, 1.0), 60.0) if pace > 0 else 60.0
-        return Refusal(429, "overloaded", f"{count} {what} are the limit.", retry_after_s=after_s)
+        return Refusal(429, "overloaded", f"{count} {what} are the limit.", retry_after_s=1.0)
 
-    async def place(self, ticket: Ticket, *, anew: bool = False) -> Seen:
-        """The engine that a request goes to; it may have to wait for one.
-
-        Parameters
-        ----------
-        anew
-            Whether engines that have failed it may have it again.
-
-        Raises
-        ------
-        Refusal
-            If too many are in flight or held, no engine takes it in time, or all that could have
-            failed it.
-        """
-        if anew:
-            ticket.avoid.clear()
+    async def place(self, ticket: Ticket) -> Seen:
+        """The engine that a request goes to; it may have to wait for one."""
         if ticket.row < 0:
             self._admit(ticket)
         chosen, deferred = self._choose(ticket)
@@ -320,7 +234,7 @@ class Dispatcher:
         ticket.waits = asyncio.get_running_loop().create_future()
         limits = self.settings.limits
         limit_s = limits.queue_s
-        if limits.down_s is not None and not any(self._serving(ticket.asked.model)):
+        if limits.down_s is not None and not self._serving(ticket.asked.model):
             limit_s = min(limits.down_s, limit_s)
         try:
             async with asyncio.timeout(limit_s):
@@ -333,11 +247,10 @@ class Dispatcher:
             self._stop_waiting(ticket)
 
     def _stop_waiting(self, ticket: Ticket) -> None:
-        if ticket.waits is not None:
-            ticket.waits = None
-            if ticket in self.held:
-                self.held.remove(ticket)
-                self.records.let_go(ticket.row)
+        ticket.waits = None
+        if ticket in self.held:
+            self.held.remove(ticket)
+            self.records.let_go(ticket.row)
 
     def _choose(self, ticket: Ticket) -> tuple[Seen | None, bool]:
         """An engine, or None and whether the router deferred the request."""
@@ -345,13 +258,10 @@ class Dispatcher:
         now_s = self.now_s()
         if self.away >= self.room():
             return None, False
-        model = ticket.asked.model
-        usable = self._serving(model)
-        if avoid := ticket.avoid:
-            pairs = zip(usable, self.engines, strict=True)
-            usable = [good and x.backend.name not in avoid for good, x in pairs]
+        model, avoid = ticket.asked.model, ticket.avoid
+        usable = [x.serves(model) and x.backend.name not in avoid for x in self.engines]
         if not self.records.look(ticket.row, now_s, usable):
-            if avoid and not any(usable) and any(self._serving(model)):
+            if avoid and not any(usable) and self._serving(model):
                 raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
             return None, False
         choice = self.router.decide(self.records.state, ticket.row, now_s)
@@ -373,9 +283,9 @@ class Dispatcher:
         self.away += 1
         return seen, False
 
-    def _serving(self, model: str) -> list[bool]:
-        """Whether each engine is up and serves a model."""
-        return [one.serves(model) for one in self.engines]
+    def _serving(self, model: str) -> set[str]:
+        """The engines that are up and serve a model."""
+        return {one.backend.name for one in self.engines if one.serves(model)}
 
     def offer(self) -> None:
         """Offer held requests to the router until it defers one of each model."""
@@ -387,17 +297,15 @@ class Dispatcher:
                 continue
             try:
                 seen, deferred = self._choose(ticket)
+                if seen is None:
+                    self.records.hold(ticket.row, deferred=deferred)
+                    stuck.add(ticket.asked.model)
+                    continue
+                waits.set_result(seen)
             except Refusal as refusal:
-                self.held.remove(ticket)
                 self.records.let_go(ticket.row)
                 waits.set_exception(refusal)
-                continue
-            if seen is None:
-                self.records.hold(ticket.row, deferred=deferred)
-                stuck.add(ticket.asked.model)
-            else:
-                self.held.remove(ticket)
-                waits.set_result(seen)
+            self.held.remove(ticket)
 
     def _first(self, stuck: set[str]) -> Ticket | None:
         """The held request whose turn it is: of the smallest priority, the oldest."""
@@ -407,31 +315,24 @@ class Dispatcher:
 
     def piece(self, ticket: Ticket, pieces: int) -> None:
         """So many pieces of an answer have come by now."""
-        more = pieces - ticket.pieces
+        more, now_s, seen = pieces - ticket.pieces, self.now_s(), ticket.engine
         if more <= 0:
             return
-        now_s = time.monotonic() - self._start_s
-        seen = ticket.engine
-        if ticket.pieces == 0:
+        first, ticket.pieces, ticket.last_s = ticket.pieces == 0, pieces, now_s
+        if first:
             ticket.first_s = now_s
-            if seen is not None and seen.position >= 0:
+        if seen is not None and seen.position >= 0:
+            if first:
                 self.records.first_token(ticket.row, now_s)
-                self.records.more_tokens(ticket.row, more - 1)
                 ticket.mark = seen.load.mark()
-            ticket.pieces = pieces
+            self.records.more_tokens(ticket.row, more - first)
+        if first:
             self.offer()
-        elif seen is not None and seen.position >= 0:
-            self.records.more_tokens(ticket.row, more)
-        ticket.pieces = pieces
-        ticket.last_s = now_s
 
     async def failed(self, ticket: Ticket, fault: Fault, *, again: bool) -> None:
         """An attempt failed before its client got anything: the request may go elsewhere.
 
-        Parameters
-        ----------
-        again
-            Whether it may go to the same engine as well.
+        It may go to the same engine ``again``, or if the dispatcher failed it at all of them.
         """
         seen = ticket.engine
         assert seen is not None
@@ -445,6 +346,8 @@ class Dispatcher:
             await self._check_one(seen)  # no request brings it about, so none decides it
             if seen.up:
                 ticket.avoid.discard(seen.backend.name)
+        if fault is Fault.OWN and self._serving(ticket.asked.model) <= ticket.avoid:
+            ticket.avoid.clear()
         self.offer()
 
     def _back(self, ticket: Ticket) -> None:
@@ -454,14 +357,9 @@ class Dispatcher:
             self.away -= 1
 
     def leave(self, ticket: Ticket, outcome: str, usage: Usage | None = None) -> None:
-        """A request that has asked for a place has ended.
+        """A request has ended, see :data:`hetero.apps.serving.metrics.OUTCOMES`.
 
-        Parameters
-        ----------
-        outcome
-            How, see :data:`hetero.apps.serving.metrics.OUTCOMES`.
-        usage
-            What its engine has counted, if it was finished.
+        ``usage`` is what its engine has counted, if it was finished.
         """
         self.meters.ended.labels(outcome).inc()
         seen, now_s = ticket.engine, self.now_s()
@@ -476,8 +374,6 @@ class Dispatcher:
         for guilty in ticket.guilty:  # failed it by their own fault
             last = not any(one.open for one in self.engines if one is not guilty)
             guilty.ill(now_s, hash(ticket.asked.rest), last=last)
-        if ticket.guilty:
-            self.mend()
         if self.request_log is not None:
             self.request_log.write(ticket, outcome, outputs, now_s)
         if ticket not in self.tickets:
@@ -485,19 +381,17 @@ class Dispatcher:
         self._stop_waiting(ticket)
         self.tickets.discard(ticket)
         self._back(ticket)
-        self.records.close(
-            ticket.row, now_s, ticket.input_tokens, outputs, finished=usage is not None
-        )
+        finished = usage is not None
+        self.records.close(ticket.row, now_s, ticket.input_tokens, outputs, finished=finished)
         if usage is not None and seen is not None and ticket.asked.stream:
             self._teach(ticket, seen, outputs)
         self.offer()
 
     def _served(self, ticket: Ticket, seen: Seen, usage: Usage, now_s: float) -> int:
         """Count a request that was answered in full; returns its output tokens."""
-        if usage.input_tokens:
-            ticket.input_tokens = usage.input_tokens
-            if ticket.path not in WITHOUT_OUTPUT:
-                self.lengths.learn(ticket.asked.prompt, usage.input_tokens, usage.output_tokens)
+        ticket.input_tokens = usage.input_tokens or ticket.input_tokens
+        if usage.input_tokens and ticket.path not in WITHOUT_OUTPUT:
+            self.lengths.learn(ticket.asked.prompt, usage.input_tokens, usage.output_tokens)
         outputs = usage.output_tokens or ticket.pieces
         self.meters.served(ticket, seen.backend.name, now_s, ticket.input_tokens, outputs)
         return outputs

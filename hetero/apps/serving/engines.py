@@ -7,17 +7,11 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from aiohttp import (
-    ClientConnectorError,
-    ClientError,
-    ClientSession,
-    ClientTimeout,
-    DummyCookieJar,
-    TCPConnector,
-)
+import aiohttp
+from aiohttp import ClientSession
 
 from hetero.apps.serving.faults import Fault, unreached
 from hetero.apps.serving.learning import EngineWork, StepLearner
@@ -40,20 +34,11 @@ class Seen:
     ``limits.failures`` failures in a row of different requests, or health checks that fail, take it
     out for a cooldown that doubles each time; after that a health check brings it back on
     probation, where one failure takes it out again. Requests never take the last engine out.
-
-    Attributes
-    ----------
-    position
-        Its place among the replicas of the present deployment, -1 once it has left.
-    names
-        Names that clients may ask it for, and its own.
-    blamed
-        Requests that count against it, by hash.
     """
 
     backend: Backend
     limits: DispatcherLimits
-    position: int
+    position: int  # among the replicas of the present deployment; -1 once it has left
     model: str = ""
     up: bool = True
     failures: int = 0
@@ -61,12 +46,12 @@ class Seen:
     until_s: float = 0.0
     cooldown_s: float = 0.0
     tickets: set[Ticket] = field(default_factory=set)
-    blamed: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    blamed: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # hashes
     load: EngineWork = field(default_factory=EngineWork)
     learner: StepLearner = field(init=False)
     url: str = field(init=False)
     headers: dict[str, str] = field(init=False)
-    names: dict[str, str] = field(init=False)
+    names: dict[str, str] = field(init=False)  # that clients may ask it for, and its own
 
     def __post_init__(self) -> None:
         self.use(self.backend, self.limits, self.position, self.model)
@@ -97,21 +82,11 @@ class Seen:
         self.blamed.clear()
 
     def ill(self, now_s: float, request: int, *, last: bool) -> None:
-        """A request failed by this engine's fault.
-
-        Parameters
-        ----------
-        request
-            Hash of the request: a client that repeats it says nothing new.
-        last
-            Whether no other engine is up.
-        """
-        if request in self.blamed:
+        """A request of this hash failed by this engine's fault; ``last`` if no other is up."""
+        if request in self.blamed:  # a client that repeats it says nothing new
             return
         self.blamed.append(request)
-        self.failures = min(self.failures + 1, self.limits.failures)
-        if last:
-            self.failures = min(self.failures, self.limits.failures - 1)
+        self.failures = min(self.failures + 1, self.limits.failures - last)
         if self.failures >= self.limits.failures:
             self._out(now_s, "it failed too often")
 
@@ -161,23 +136,32 @@ async def probe(session: ClientSession, seen: Seen) -> Fault | None:
             ) as answer,
         ):
             return None if answer.status < 500 else Fault.ENGINE
-    except ClientConnectorError as error:
+    except aiohttp.ClientConnectorError as error:
         return unreached(error)
     except TimeoutError:
         late = time.monotonic() - began > limit_s + _LATE_S
         return Fault.OWN if late else Fault.ENGINE
-    except (OSError, ClientError):
+    except (OSError, aiohttp.ClientError):
         return Fault.ENGINE
+
+
+class _Connector(aiohttp.TCPConnector):
+    async def connect(self, *asked: Any, **more: Any) -> Any:
+        while True:
+            found = await super().connect(*asked, **more)
+            if found.protocol is None or not found.protocol.should_close:
+                return found
+            found.close()  # something came that nobody had asked for
 
 
 def client() -> ClientSession:
     """What asks engines: as many connections as are needed, kept for the next request."""
     # Shorter than engines keep idle connections: uvicorn has 5 s.
-    connector = TCPConnector(limit=0, keepalive_timeout=3.0)
+    connector = _Connector(limit=0, keepalive_timeout=3.0)
     return ClientSession(
         connector=connector,
-        cookie_jar=DummyCookieJar(),
-        timeout=ClientTimeout(total=None),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
         auto_decompress=False,
         read_bufsize=_READ,
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 _END = re.compile(rb"\r?\n\r?\n")
 _LONGEST_END = 4  # bytes
-_LAST = re.compile(rb'"response\.(?:completed|incomplete|failed)"')
+_MOST = 8 << 20  # bytes of an event; a longer one is an error
 _SHORT = 32  # bytes
 _REASON = re.compile(rb'"finish_reason"\s*:\s*"')
 _TOLD = re.compile(rb'"(?:usage|error)"\s*:(?!\s*null)')  # some engines tell null in every event
@@ -19,15 +18,9 @@ _TOLD = re.compile(rb'"(?:usage|error)"\s*:(?!\s*null)')  # some engines tell nu
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of an engine; 0 where it has told none.
+    """Token counts of an engine; 0 where it has told none."""
 
-    Parameters
-    ----------
-    most
-        Tokens that the engine can hold: a count above is wrong, and cut to it.
-    """
-
-    most: int = 2**31 - 1
+    most: int = 2**31 - 1  # tokens that it can hold: a count above is wrong, and cut to it
     input_tokens: int = 0
     output_tokens: int = 0
 
@@ -36,9 +29,8 @@ class Usage:
         found = message.get("usage") if isinstance(message, dict) else None
         if not isinstance(found, dict):
             return False
-        # The latter names are those of /v1/responses.
-        self.input_tokens = self._count(found.get("prompt_tokens", found.get("input_tokens")))
-        self.output_tokens = self._count(found.get("completion_tokens", found.get("output_tokens")))
+        self.input_tokens = self._count(found.get("prompt_tokens"))
+        self.output_tokens = self._count(found.get("completion_tokens"))
         return True
 
     def _count(self, value: object) -> int:
@@ -50,15 +42,6 @@ class Usage:
 @dataclass(slots=True)
 class Events:
     r"""Reads a stream piece by piece.
-
-    Parameters
-    ----------
-    keep_usage
-        Whether the client asked for the event that holds nothing but the counts.
-    most_bytes
-        Size of an event; a longer one is an error.
-    responses
-        Whether the events are those of ``/v1/responses``.
 
     Examples
     --------
@@ -75,10 +58,8 @@ class Events:
     (b'', b'data: [DONE]\n\n', True)
     """
 
-    keep_usage: bool
+    keep_usage: bool  # whether the client asked for the event that holds nothing but the counts
     usage: Usage = field(default_factory=Usage)
-    most_bytes: int = 8 << 20
-    responses: bool = False
     pieces: int = 0
     finished: bool = False
     done: bool = False
@@ -94,7 +75,7 @@ class Events:
             begin = max(len(rest) - _LONGEST_END + 1, 0)  # what was searched is not searched again
             rest += data
             if _END.search(rest, begin) is None:
-                return self._too_long() if len(rest) > self.most_bytes else b""
+                return self._too_long() if len(rest) > _MOST else b""
             data = bytes(rest)
             rest.clear()
         *events, left = data.split(b"\n\n")
@@ -105,7 +86,7 @@ class Events:
         kept = [event for event in events if self._read(event)]
         if left:
             rest += left
-            if len(rest) > self.most_bytes:
+            if len(rest) > _MOST:
                 return self._too_long()
         elif len(kept) == len(events):
             return data
@@ -119,7 +100,7 @@ class Events:
 
     def _too_long(self) -> bytes:
         self._rest.clear()
-        self.error = f"the engine sent an event of more than {self.most_bytes:,} bytes"
+        self.error = f"the engine sent an event of more than {_MOST:,} bytes"
         return b""
 
     def _read(self, event: bytes) -> bool:
@@ -134,8 +115,6 @@ class Events:
         if len(payload) < _SHORT and payload[5:].strip() == b"[DONE]":
             self.done = True
             return True
-        if self.responses:
-            return self._response(payload)
         if _REASON.search(payload):
             self.finished = True
         # Reading every event as JSON would cost more than passing it on.
@@ -144,21 +123,6 @@ class Events:
         if self.pieces == 0 or (told and _TOLD.search(payload)):
             return self._parse(payload[5:])
         self.pieces += 1
-        return True
-
-    def _response(self, payload: bytes) -> bool:
-        """The same of an event of ``/v1/responses``, which are named."""
-        if b'.delta"' in payload:
-            self.pieces += 1
-        elif _LAST.search(payload):
-            self.finished = True
-            with suppress(ValueError, RecursionError):
-                message = json.loads(payload[5:])
-                self.usage.take(message.get("response") if isinstance(message, dict) else None)
-        elif b'"type":"error"' in payload.replace(b" ", b""):
-            self._parse(payload[5:])
-            self.error = self.error or "the engine reported an error"
-            return False
         return True
 
     def _parse(self, payload: bytes) -> bool:

@@ -16,47 +16,18 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any, TypeVar
 
-from aiohttp import (
-    ClientConnectorError,
-    ClientOSError,
-    ConnectionTimeoutError,
-    ServerDisconnectedError,
-    SocketTimeoutError,
-    web,
-)
+import aiohttp
+from aiohttp import ConnectionTimeoutError, web
 
 _Engine = TypeVar("_Engine")
-_OWN = {
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOBUFS,
-    errno.ENOMEM,
-    errno.EADDRNOTAVAIL,
-    errno.EADDRINUSE,
-    socket.EAI_AGAIN,
-    socket.EAI_MEMORY,
-}
-_GONE = {
-    errno.ECONNREFUSED,
-    errno.ECONNRESET,
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    socket.EAI_NONAME,
-}
+_OWN = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+_OWN |= {errno.EADDRINUSE, socket.EAI_AGAIN, socket.EAI_MEMORY}
+_GONE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH}
+_GONE |= {socket.EAI_NONAME}
 
 
 class Refusal(Exception):
-    """A request that is not, or not wholly, answered.
-
-    Parameters
-    ----------
-    status
-        HTTP status where nothing has been sent yet.
-    code
-        Short name for programs.
-    retry_after_s
-        When it may be worth to ask again [s].
-    """
+    """A request that is not, or not wholly, answered; ``code`` is a short name for programs."""
 
     def __init__(
         self, status: int, code: str, message: str, *, retry_after_s: float | None = None
@@ -84,38 +55,23 @@ class Refusal(Exception):
 
 
 class Fault(Enum):
-    """Whose fault it is that an attempt at an engine brought nothing.
+    """Whose fault it is that an attempt at an engine brought nothing."""
 
-    Attributes
-    ----------
-    ENGINE
-        The engine's, unless others fail the request alike.
-    GONE
-        Nobody listens there, or a health check has said so; no request can bring that about.
-    OWN
-        The dispatcher's: it has no descriptor left, or was too busy to finish a handshake.
-    NOBODY
-        An engine that is merely full, or a client that took too long to read.
-    """
-
+    #: The engine's, unless others fail the request alike.
     ENGINE = auto()
+    #: Nobody listens there, or a health check has said so; no request can bring that about.
     GONE = auto()
+    #: The dispatcher's: it has no descriptor left, or was too busy to finish a handshake.
     OWN = auto()
+    #: An engine that is merely full, or a client that took too long to read.
     NOBODY = auto()
 
 
 class Failed(Exception):
-    """An attempt at one engine that did not end well.
+    """An attempt at one engine that did not end well; the refusal is for the client, if all do so.
 
-    Parameters
-    ----------
-    refusal
-        What the client gets if no other engine answers.
-    fault
-        Whose fault it is.
-    stale
-        Whether the engine closed the connection before it said anything, as it does with
-        connections that were idle for long: the same engine may be asked once more.
+    It is ``stale`` if the engine closed the connection before it said anything, as it does with
+    connections that were idle for long: the same engine may be asked once more.
     """
 
     def __init__(
@@ -128,19 +84,10 @@ class Failed(Exception):
     def by(cls, error: Exception, name: str, *, lost: bool, begun: bool, sent: bool) -> Failed:
         """Judge an error of the connection to an engine.
 
-        Parameters
-        ----------
-        error
-            As aiohttp raises them, or a timer.
-        lost
-            Whether health checks have given the engine up.
-        begun
-            Whether the head of its answer has come.
-        sent
-            Whether the client has got part of the answer.
+        Was it given up by health checks, had its answer ``begun``, has the client got part of it?
         """
-        number = getattr(error, "errno", None)
-        if isinstance(error, ClientConnectorError | ConnectionTimeoutError) or number in _OWN:
+        unmade = isinstance(error, aiohttp.ClientConnectorError | ConnectionTimeoutError)
+        if unmade or getattr(error, "errno", None) in _OWN:
             fault = unreached(error)
             text = f"{name} cannot be reached."
             if fault is Fault.OWN:
@@ -152,13 +99,12 @@ class Failed(Exception):
         if isinstance(error, TimeoutError):
             # An answer that was under way came in time, piece by piece, but was too long or was
             # read too slowly as a whole; an engine that says nothing meets another timer.
-            silent = isinstance(error, SocketTimeoutError) or not sent
+            silent = isinstance(error, aiohttp.SocketTimeoutError) or not sent
             fault = Fault.ENGINE if silent else Fault.NOBODY
             return cls(Refusal(504, "engine_timeout", f"{name} took too long to answer."), fault)
-        return cls(
-            Refusal(502, "engine_broke_off", f"{name} broke off its answer."),
-            stale=not begun and isinstance(error, ClientOSError | ServerDisconnectedError),
-        )
+        idle = isinstance(error, aiohttp.ClientOSError | aiohttp.ServerDisconnectedError)
+        broke = Refusal(502, "engine_broke_off", f"{name} broke off its answer.")
+        return cls(broke, stale=idle and not begun)
 
 
 def unreached(error: Exception) -> Fault:
@@ -170,12 +116,7 @@ def unreached(error: Exception) -> Fault:
 
 
 def guilty(failed: Mapping[_Engine, str], *, answered: bool) -> list[_Engine]:
-    """The engines to blame for how they failed a request, once it has ended.
-
-    Parameters
-    ----------
-    answered
-        Whether any engine has answered it.
+    """The engines to blame for how they failed a request, once it is answered or given up.
 
     Examples
     --------

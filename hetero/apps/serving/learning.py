@@ -41,25 +41,15 @@ _BETTER: Final = 0.01  # by which it has to fall
 
 @dataclass(eq=False, slots=True)
 class EngineWork:
-    """What an engine has done, summed over time.
-
-    Attributes
-    ----------
-    decoding_s, cached_s
-        Requests that decoded, and tokens that they held, by the time for which.
-    prompts, tokens, pairs
-        Prompts that it has taken in, their tokens and query-key pairs.
-    held
-        Tokens of the requests that decode, after the last of them came or went.
-    """
+    """What an engine has done, summed over time."""
 
     at_s: float = 0.0
-    decoding_s: float = 0.0
-    cached_s: float = 0.0
-    prompts: int = 0
+    decoding_s: float = 0.0  # requests that decoded, by the time for which,
+    cached_s: float = 0.0  # and tokens that they held
+    prompts: int = 0  # that it has taken in,
     tokens: int = 0
-    pairs: float = 0.0
-    held: int = 0
+    pairs: float = 0.0  # of queries and keys
+    held: int = 0  # tokens of those that decode, after the last of them came or went
 
     def until(self, now_s: float, decoding: int, cached: int) -> None:
         """So many requests decoded up to now, and hold so many tokens; these grow evenly."""
@@ -107,20 +97,6 @@ class Later(NamedTuple):
 class StepLearner:
     """What the answers of an engine tell of its steps.
 
-    Attributes
-    ----------
-    told
-        The step times to begin with.
-    step
-        Those in use.
-    answers
-        Answers that have been learnt from.
-    ratio, error
-        Median of the times seen over those expected; median size of the error, the mean of that
-        of first and of later tokens. NaN before a fit.
-    refits
-        How often the step model in use has changed.
-
     Examples
     --------
     >>> told = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
@@ -135,12 +111,12 @@ class StepLearner:
     """
 
     told: StepModel
-    step: StepModel = field(init=False)
+    step: StepModel = field(init=False)  # in use
     first: deque[First] = field(default_factory=lambda: deque(maxlen=_KEPT // 2))
     later: deque[Later] = field(default_factory=lambda: deque(maxlen=_KEPT))
     answers: int = 0
-    ratio: float = np.nan
-    error: float = np.nan
+    ratio: float = np.nan  # median of the times seen over those expected
+    error: float = np.nan  # median size of the error, the mean of first and of later tokens
     refits: int = 0
     _due: int = _FIRST
     _factors: Floats = field(init=False)
@@ -173,10 +149,7 @@ class StepLearner:
     def refit(self, *, keep: bool = True) -> bool:
         """Fit what has been seen; whether a step model that expects it better is in use now.
 
-        Parameters
-        ----------
-        keep
-            Whether it may come into use; else only :attr:`ratio` and :attr:`error` are new.
+        Without ``keep`` none comes into use, and only :attr:`ratio` and :attr:`error` are new.
         """
         self._due = self.answers + min(self.answers, _KEPT)
         seen, columns = self._equations()

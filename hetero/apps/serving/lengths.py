@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from hetero.apps.serving.settings import Outputs
 
+_FIRST = 256  # output tokens, until an answer has ended
+_SAMPLE = 200  # answers, of which the median is predicted
 _START = 4.0  # characters per token of English text, until engines have told
 _MEMORY = 0.05  # weight of the newest prompt in the average
 
@@ -24,7 +26,7 @@ class LengthEstimates:
 
     Examples
     --------
-    >>> lengths = LengthEstimates(Outputs())
+    >>> lengths = LengthEstimates("recent")
     >>> [lengths.prompt(size({"prompt": prompt})) for prompt in ("a" * 400, [1, 2, 3])]
     [100, 3]
     >>> lengths.output(32)
@@ -32,12 +34,11 @@ class LengthEstimates:
     """
 
     def __init__(self, outputs: Outputs) -> None:
-        self._settings = outputs
+        self._outputs = outputs
         self._per_token = _START
         self._seen = 0
-        self._mean: tuple[float, float] | None = None
-        self._recent: deque[int] = deque(maxlen=outputs.sample)
-        self._quantile = outputs.start
+        self._recent: deque[int] = deque(maxlen=_SAMPLE)
+        self._median = _FIRST
         self._sorted: list[int] = []
 
     def prompt(self, prompt: PromptSize) -> int:
@@ -46,27 +47,12 @@ class LengthEstimates:
         return max(1, numbers + round(characters / self._per_token))
 
     def output(self, allowed: int | None, copies: int = 1, *, endless: bool = False) -> int:
-        """Predicted output tokens.
-
-        Parameters
-        ----------
-        allowed
-            Tokens that the request allows, or None.
-        copies
-            Answers that it wants.
-        endless
-            Whether the engine is told to ignore the end and go on to the limit.
-        """
+        """Predicted output tokens of so many answers, where so many are allowed each."""
         if allowed is None:
-            return self._quantile * copies
-        if self._settings.kind == "allowed" or endless:
+            return self._median * copies
+        if self._outputs == "allowed" or endless:
             return allowed * copies
-        return min(allowed, self._quantile) * copies
-
-    @property
-    def mean(self) -> tuple[float, float]:
-        """Mean input and output of recent requests; a guess before any [tokens]."""
-        return self._mean or self._settings.typical
+        return min(allowed, self._median) * copies
 
     def learn(self, prompt: PromptSize, input_tokens: int, output_tokens: int) -> None:
         """Take over what an engine counted for a finished request."""
@@ -77,23 +63,18 @@ class LengthEstimates:
         if characters >= 16 and input_tokens > numbers:
             ratio = characters / (input_tokens - numbers)
             self._per_token += weight * (min(max(ratio, 0.25), 16.0) - self._per_token)
-        told = float(input_tokens), float(max(output_tokens, 1))
-        old = self._mean or told
-        mine, theirs = (x + weight * (now - x) for x, now in zip(old, told, strict=True))
-        self._mean = mine, theirs
         if output_tokens > 0:
-            if len(self._recent) == self._settings.sample:
+            if len(self._recent) == _SAMPLE:
                 del self._sorted[bisect_left(self._sorted, self._recent[0])]
             self._recent.append(output_tokens)
             insort(self._sorted, output_tokens)
-            place = self._settings.quantile * (len(self._sorted) - 1)
-            self._quantile = self._sorted[round(place)]
+            self._median = self._sorted[round(0.5 * (len(self._sorted) - 1))]
 
 
 def size(body: dict[str, Any]) -> PromptSize:
     """Size of the prompt or the messages of a request."""
     numbers = characters = 0
-    stack: list[Any] = [body.get("prompt"), body.get("input"), body.get("instructions")]
+    stack: list[Any] = [body.get("prompt"), body.get("input")]
     messages = body.get("messages")
     if isinstance(messages, list):
         stack += [one.get("content") for one in messages if isinstance(one, dict)]

@@ -5,18 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+import prometheus_client as prometheus
+
+from hetero.apps.serving.tickets import Ticket
 
 if TYPE_CHECKING:
     from hetero.apps.serving.dispatcher import Dispatcher
-    from hetero.apps.serving.tickets import Ticket
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _STEPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
@@ -29,14 +23,13 @@ class Meters:
     """Counters and times of a dispatcher; what it holds is read when it is asked for."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = CollectorRegistry()
-        counter = partial(Counter, registry=self._registry)
-        gauge = partial(Gauge, registry=self._registry)
-        times = partial(Histogram, registry=self._registry)
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = prometheus.CollectorRegistry()
+        counter = partial(prometheus.Counter, registry=self._registry)
+        gauge = partial(prometheus.Gauge, registry=self._registry)
+        times = partial(prometheus.Histogram, registry=self._registry)
         self.received = counter("hetero_requests_received", "Requests that came in")
         self.ended = counter("hetero_requests", "Requests by how they ended", ["outcome"])
-        self.mends = counter("hetero_plan_mends", "Times that the plan followed", ["cause"])
         self.attempts = counter("hetero_attempts", "Requests sent", ["engine", "outcome"])
         self._tokens = counter("hetero_tokens", "Tokens served", ["engine", "kind"])
         self.decision = times("hetero_decision_seconds", "Time of a decision", buckets=_DECISION)
@@ -46,14 +39,12 @@ class Meters:
         self._e2e = times("hetero_e2e_seconds", "Arrival to end", buckets=_SECONDS)
         self._flight = gauge("hetero_in_flight", "Requests in flight")
         self._held = gauge("hetero_held", "Requests held at the dispatcher")
-        self._capacity = gauge("hetero_plan_capacity_rps", "Requests per second planned")
         self.refits = counter("hetero_engine_refits", "Refits of its step model", ["engine"])
         self._engines = {
             name: gauge(f"hetero_engine_{name}", what, ["engine"])
             for name, what in (
                 ("up", "1 where requests may go"),
                 ("requests", "Requests there"),
-                ("share", "Planned share of the requests"),
                 ("step_ratio", "Times of answers over those expected"),
                 ("step_error", "Median share by which they differ"),
             )
@@ -75,13 +66,12 @@ class Meters:
         """All of it in the format of Prometheus."""
         self._flight.set(len(dispatcher.tickets))
         self._held.set(len(dispatcher.held))
-        self._capacity.set(dispatcher.plan.capacity_rps)
         for family in self._engines.values():
             family.clear()
-        for seen, share in zip(dispatcher.engines, dispatcher.plan.shares, strict=True):
+        for seen in dispatcher.engines:
             name, learner = seen.backend.name, seen.learner
-            found = (seen.open, len(seen.tickets), share, learner.ratio, learner.error)
+            found = (seen.open, len(seen.tickets), learner.ratio, learner.error)
             for family, value in zip(self._engines.values(), found, strict=True):
                 family.labels(name).set(value)
             self.refits.labels(name)
-        return generate_latest(self._registry)
+        return prometheus.generate_latest(self._registry)

@@ -7,18 +7,21 @@ requests without a first token that fit a step and the free cache are taken to b
 others wait. No step is foretold: none of a record ends before the engine has shown it.
 
 Where kernels are interpreted (:func:`hetero.engine.compiled.interpret`), as in the process that
-serves, the records are objects of Python and the memories lists; else arrays.
+serves, the records are objects of Python and the memories lists: an attribute costs a tenth of an
+element of an array.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import make_dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hetero.apps.serving.learning import EngineWork
-from hetero.apps.serving.objects import makers, objects
 from hetero.deployment import Deployment
 from hetero.engine import state
 from hetero.engine.candidates import may_take
@@ -32,8 +35,6 @@ class FleetRecords:
 
     Parameters
     ----------
-    deployment
-        Engines that serve both phases.
     rows
         Requests kept at first; the oldest finished ones are dropped when they are used up.
 
@@ -66,15 +67,15 @@ class FleetRecords:
         self.longest = int(engines["kv_tokens"].max())
         self._plain = interpreted()
         # What kernels are given, and the same records with their fields as attributes.
-        self.engines: Any = objects(engines) if self._plain else engines
-        self.replicas: Any = objects(replicas) if self._plain else replicas
+        self.engines: Any = [make() for make in _makers(engines)] if self._plain else engines
+        self.replicas: Any = [make() for make in _makers(replicas)] if self._plain else replicas
         self.floats: Any = floats.tolist() if self._plain else floats
         self.integers: Any = integers.tolist() if self._plain else integers
         self._e = self.engines if self._plain else engines.view(np.recarray)
         self._s = self.replicas if self._plain else replicas.view(np.recarray)
         none = np.zeros(1, np.int32)
         self._blank = state.requests(np.zeros(1), none, none, none)
-        self._new = makers(self._blank)[0]  # what it holds are numbers, so none is shared
+        self._new = _makers(self._blank)[0]  # what it holds are numbers, so none is shared
         self.requests: Any = []
         self._r: Any = self.requests
         self._keep([], rows)
@@ -104,8 +105,6 @@ class FleetRecords:
     def state(self) -> Any:
         """What the kernels of routers read."""
         return self.requests, self.engines, self.replicas, self.floats, self.integers
-
-    # Requests -------------------------------------------------------------------------------
 
     def open(self, input_tokens: int, predicted_tokens: int, now_s: float) -> int:
         """Enter a request and return its row; see :attr:`full`.
@@ -251,15 +250,10 @@ class FleetRecords:
             self.integers[state.DEFERRED] -= row.reason == state.DEFERRED_FOR_GOOD
             row.status = state.NOT_ARRIVED
 
-    # Engines --------------------------------------------------------------------------------
-
     def look(self, r: int, now_s: float, usable: list[bool]) -> bool:
         """Bring the records to ``now_s`` for a decision on ``r``; whether any engine can take it.
 
-        Parameters
-        ----------
-        usable
-            Whether each engine is up and this request may go there.
+        ``usable`` tells whether each engine is up and this request may go there.
         """
         if usable != self._up:
             pairs = enumerate(zip(usable, self._up, strict=True))
@@ -305,3 +299,13 @@ class FleetRecords:
         else:
             mode = state.IN_DECODE if running else state.IDLE
         s.mode = mode
+
+
+def _makers(records: Any) -> list[Callable[[], Any]]:
+    """Functions that make an object of each record, with its fields as attributes."""
+    kind: Callable[..., Any] = make_dataclass("Row", records.dtype.names, slots=True, eq=False)
+    # What a record holds several of comes as an array, of which each element would be costly too.
+    rows = [
+        [x.tolist() if isinstance(x, np.ndarray) else x for x in row] for row in records.tolist()
+    ]
+    return [partial(kind, *row) for row in rows]

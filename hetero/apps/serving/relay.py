@@ -19,6 +19,13 @@ from hetero.apps.serving.events import Events, Usage
 from hetero.apps.serving.faults import Failed, Fault, Refusal, guilty
 from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Ticket
 
+#: Paths that engines answer, and what a request has to have one of.
+ANSWERED = {
+    "/v1/completions": ("prompt",),
+    "/v1/chat/completions": ("messages",),
+    "/v1/embeddings": ("input",),
+    "/tokenize": ("prompt", "messages"),
+}
 # What of the headers of a request is passed on, and how it has to look.
 _NAMES = {
     "x-request-id": re.compile("[!-~]{1,128}"),
@@ -26,7 +33,6 @@ _NAMES = {
     "tracestate": re.compile("[ -~]{1,512}"),
 }
 _PASSED = ("content-type", "retry-after")
-RESPONSES = "/v1/responses"
 _MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*+")')
 _MOST = 64 << 20  # bytes of an answer that is not streamed
 _MOVED = (301, 302, 303, 307, 308)
@@ -34,92 +40,73 @@ _REST_S = (0.1, 0.4)  # before the dispatcher tries again what it was not able t
 _LATEST_S = 3600.0  # that an engine may ask its clients to wait
 
 
+def ticket_of(
+    dispatcher: Dispatcher, path: str, content: bytearray, client: str, names: dict[str, str]
+) -> Ticket:
+    """A request of this body and of these headers; refused if no engine can answer it."""
+    body, needs = parsed(content), ANSWERED[path]
+    if all(body.get(one) is None for one in needs):
+        text = f"The body has no {' or '.join(map(repr, needs))}."
+        raise Refusal(400, "invalid_request", text)
+    models, wanted = dispatcher.models, str(body.get("model"))
+    if wanted not in models:
+        known = ", ".join(f"'{one}'" for one in [*models][:10])
+        text = f"There is no model '{wanted[:100]}' here; use one of {known}."
+        raise Refusal(404, "model_not_found", text)
+    asked = Asked.of(body)
+    if path in WITHOUT_OUTPUT:
+        asked.allowed, asked.stream = 1, False
+    asked.headers = names
+    return Ticket(asked, client, path, dispatcher.now_s())
+
+
 class Relay:
-    """Answers requests for one path.
+    """The answer to a request, from its engines to its client."""
 
-    Parameters
-    ----------
-    path
-        Such as ``/v1/completions``.
-    needs
-        Fields of which a request has to have one.
-    """
+    def __init__(self, dispatcher: Dispatcher, ticket: Ticket, request: web.BaseRequest) -> None:
+        self._dispatcher, self._ticket, self._request = dispatcher, ticket, request
+        self._name, self._now_s = _Name(ticket.asked.model), asyncio.get_running_loop().time
+        self._answer: web.StreamResponse | None = None
 
-    def __init__(self, dispatcher: Dispatcher, path: str, needs: tuple[str, ...]) -> None:
-        self._dispatcher, self._path, self._needs = dispatcher, path, needs
-
-    def ticket(self, content: bytearray, client: str, names: dict[str, str]) -> Ticket:
-        """A request of this body and of these headers.
-
-        Raises
-        ------
-        Refusal
-            If no engine here can answer it.
-        """
-        body = parsed(content)
-        if all(body.get(one) is None for one in self._needs):
-            text = f"The body has no {' or '.join(map(repr, self._needs))}."
-            raise Refusal(400, "invalid_request", text)
-        models, wanted = self._dispatcher.models, str(body.get("model"))
-        if wanted not in models:
-            known = ", ".join(f"'{one}'" for one in [*models][:10])
-            text = f"There is no model '{wanted[:100]}' here; use one of {known}."
-            raise Refusal(404, "model_not_found", text)
-        asked = Asked.of(body)
-        if self._path in WITHOUT_OUTPUT:
-            asked.allowed, asked.stream = 1, False
-        asked.headers = names
-        return Ticket(asked, client, self._path, self._dispatcher.now_s())
-
-    async def answer(self, ticket: Ticket, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request."""
-        dispatcher = self._dispatcher
-        client = _Client(request)
+    async def answer(self) -> web.StreamResponse:
+        """Answer the request."""
+        leave, ticket = self._dispatcher.leave, self._ticket
         try:
-            usage = await self._attempts(ticket, client)
+            usage = await self._attempts()
         except Refusal as refusal:
             # It holds no place while its client reads of it.
-            dispatcher.leave(ticket, "failed" if ticket.attempts else "refused")
-            if client.answer is None:
+            leave(ticket, "failed" if ticket.attempts else "refused")
+            if self._answer is None:
                 raise
             # With an error that clients raise.
-            await client.write(b"data: " + json.dumps(refusal.body()).encode() + b"\n\n")
+            await self._write(b"data: " + json.dumps(refusal.body()).encode() + b"\n\n")
         except BaseException as error:
             cancelled = isinstance(error, asyncio.CancelledError)
-            dispatcher.leave(ticket, "cancelled" if cancelled else "failed")
+            leave(ticket, "cancelled" if cancelled else "failed")
             raise
         else:
-            dispatcher.leave(ticket, "failed" if usage is None else "finished", usage)
-        assert client.answer is not None
-        return client.answer
+            leave(ticket, "failed" if usage is None else "finished", usage)
+        assert self._answer is not None
+        return self._answer
 
-    async def _attempts(self, ticket: Ticket, client: _Client) -> Usage | None:
+    async def _attempts(self) -> Usage | None:
         """Ask engines until one answers; the counts, or None where it refused the request."""
-        dispatcher = self._dispatcher
+        dispatcher, ticket = self._dispatcher, self._ticket
         last: Failed | None = None
-        limits = dispatcher.settings.limits
-        own = 0  # attempts that the dispatcher was not able to make
-        anew = False
+        left = dispatcher.settings.limits.retries  # but for what is not the engine's fault
         try:
             while True:
-                if last is not None and (
-                    ticket.attempts - ticket.stale - own > limits.retries
-                    or _now_s() >= ticket.deadline_s
-                ):
+                if last is not None and (left < 0 or self._now_s() >= ticket.deadline_s):
                     raise last.refusal
                 try:
-                    seen = await dispatcher.place(ticket, anew=anew)
+                    seen = await dispatcher.place(ticket)
                 except Refusal as refusal:
                     if last is None or refusal.code != "all_failed":
                         raise
-                    if last.fault is not Fault.OWN:
-                        raise last.refusal from None
-                    anew = True
-                    continue
-                anew = False
+                    raise last.refusal from None
                 ticket.attempts += 1
                 try:
-                    usage = await self._attempt(ticket, seen, client)
+                    usage = await self._attempt(seen)
                 except Failed as failed:
                     again = failed.stale and not ticket.stale
                     ticket.stale = ticket.stale or failed.stale
@@ -128,10 +115,11 @@ class Relay:
                     if ticket.sent:
                         raise failed.refusal from None
                     await dispatcher.failed(ticket, failed.fault, again=again)
-                    if failed.fault is Fault.OWN:
-                        own += 1
-                        await self._rest(ticket, failed)
                     last = failed
+                    if failed.fault is Fault.OWN:
+                        await self._rest()
+                    else:
+                        left -= not again
                     continue
                 ticket.answered = True
                 if usage is not None:  # of a bad request, failing it says nothing
@@ -141,34 +129,28 @@ class Relay:
             ticket.guilty = guilty(ticket.failed, answered=False)
             raise
 
-    async def _rest(self, ticket: Ticket, failed: Failed) -> None:
+    async def _rest(self) -> None:
         """Give the dispatcher time to find what it lacks."""
-        limits = self._dispatcher.settings.limits
-        if self._dispatcher.now_s() - ticket.arrival_s > limits.queue_s:
+        waited_s = self._dispatcher.now_s() - self._ticket.arrival_s
+        if waited_s > self._dispatcher.settings.limits.queue_s:
             text = "The dispatcher is too busy to reach any engine."
-            raise Refusal(503, "overloaded", text, retry_after_s=1.0) from failed
+            raise Refusal(503, "overloaded", text, retry_after_s=1.0)
         await asyncio.sleep(random.uniform(*_REST_S))
 
-    async def _attempt(self, ticket: Ticket, seen: Seen, client: _Client) -> Usage | None:
-        """Ask one engine.
-
-        Raises
-        ------
-        Failed
-            If it did not answer in full; others may be asked if the client got nothing.
-        """
-        limits, asked = self._dispatcher.settings.limits, ticket.asked
+    async def _attempt(self, seen: Seen) -> Usage | None:
+        """Ask one engine; where it fails, others may be asked if the client got nothing."""
+        limits, ticket, asked = self._dispatcher.settings.limits, self._ticket, self._ticket.asked
+        # An engine may have gone over to other models since it was chosen.
+        own = seen.names.get(asked.model, asked.model)
         ticket.lost = begun = False
-        ticket.deadline_s = ticket.deadline_s or _now_s() + limits.request_s
-        usage = seen.backend.usage and self._path != RESPONSES  # which tells of itself
+        ticket.deadline_s = ticket.deadline_s or self._now_s() + limits.request_s
         wait_s = limits.token_s if asked.stream else limits.request_s
         try:
             async with (
                 asyncio.timeout_at(ticket.deadline_s) as ticket.scope,
                 self._dispatcher.session.post(
-                    f"{seen.url}{self._path}",
-                    # An engine may have gone over to other models since it was chosen.
-                    data=asked.forwarded(seen.names.get(asked.model, asked.model), usage=usage),
+                    f"{seen.url}{ticket.path}",
+                    data=asked.forwarded(own, usage=seen.backend.usage),
                     headers=seen.headers | asked.headers,
                     timeout=ClientTimeout(sock_connect=limits.connect_s, sock_read=wait_s),
                     allow_redirects=False,
@@ -179,8 +161,8 @@ class Relay:
                 if answer.status < 200 or answer.status >= 500 or answer.status in (429, *_MOVED):
                     raise busy_or_broken(seen.backend.name, answer)
                 if answer.status >= 300 or not asked.stream:
-                    return await self._whole(ticket, seen, answer, client)
-                return await self._streamed(ticket, seen, answer, client)
+                    return await self._whole(seen, answer)
+                return await self._streamed(seen, answer)
         except (OSError, ClientError) as error:
             lost = ticket.lost and isinstance(error, TimeoutError)
             name, sent = seen.backend.name, ticket.sent
@@ -188,53 +170,42 @@ class Relay:
         finally:
             ticket.scope = None
 
-    async def _whole(
-        self, ticket: Ticket, seen: Seen, answer: ClientResponse, client: _Client
-    ) -> Usage | None:
+    async def _whole(self, seen: Seen, answer: ClientResponse) -> Usage | None:
         """Pass on an answer that came in one piece, or a refusal of the request."""
         content = bytearray()
         async for part in answer.content.iter_any():
             content += part
             if len(content) > _MOST:
-                text = f"{seen.backend.name} sent more than {_MOST >> 20} MiB."
-                raise Failed(Refusal(502, "answer_too_long", text))
+                raise _broken(seen, "answer_too_long", f"sent more than {_MOST >> 20} MiB")
         usage = Usage(seen.backend.kv_tokens)
         good = answer.status < 300
         if good:
             try:
                 usage.take(json.loads(content))
             except (ValueError, RecursionError):
-                text = f"{seen.backend.name} sent an answer that is no JSON."
-                raise Failed(Refusal(502, "engine_unintelligible", text)) from None
-            self._dispatcher.piece(ticket, max(usage.output_tokens, 1))
-        ticket.sent = True
-        told = _Name(ticket.asked.model).put(bytes(content))
-        headers = _headers(answer, seen, ticket.asked)
-        client.answer = web.Response(
-            status=answer.status, body=BytesIO(told), headers=headers
-        )  # in parts
+                raise _broken(seen, "engine_unintelligible", "sent no JSON") from None
+            self._dispatcher.piece(self._ticket, max(usage.output_tokens, 1))
+        self._ticket.sent = True
+        # In parts, so that it waits for its client.
+        told, headers = BytesIO(self._name.put(bytes(content))), self._headers(seen, answer)
+        self._answer = web.Response(status=answer.status, body=told, headers=headers)
         return usage if good else None
 
-    async def _streamed(
-        self, ticket: Ticket, seen: Seen, answer: ClientResponse, client: _Client
-    ) -> Usage:
+    async def _streamed(self, seen: Seen, answer: ClientResponse) -> Usage:
         """Pass on a stream as it comes, no faster than its client reads it."""
-        events = Events(
-            keep_usage=ticket.asked.counts or not seen.backend.usage,
-            usage=Usage(seen.backend.kv_tokens),
-            most_bytes=self._dispatcher.settings.limits.event_bytes,
-            responses=self._path == RESPONSES,
-        )
-        name = _Name(ticket.asked.model)
+        ticket = self._ticket
+        if answer.content_type != "text/event-stream":
+            raise _broken(seen, "engine_unintelligible", f"sent {answer.content_type}, no stream")
+        keep = ticket.asked.counts or not seen.backend.usage
+        events = Events(keep, Usage(seen.backend.kv_tokens))
 
         async def take(passed: bytes) -> None:
             if events.pieces > ticket.pieces:
                 self._dispatcher.piece(ticket, events.pieces)
             if passed and (ticket.sent or not events.error):
                 if not ticket.sent:
-                    ticket.sent = True
-                    await client.start(answer.status, _headers(answer, seen, ticket.asked))
-                await client.write(name.put(passed))
+                    await self._start(seen, answer)
+                await self._write(self._name.put(passed))
             if events.error:
                 what = f"{seen.backend.name}: {events.error}"
                 raise Failed(Refusal(502, "engine_error", what))
@@ -243,33 +214,33 @@ class Relay:
             await take(events.feed(data))
         await take(events.end())
         if not (events.done or events.finished):
-            text = f"{seen.backend.name} broke off its answer."
-            raise Failed(Refusal(502, "engine_broke_off", text))
-        if client.answer is None:
-            ticket.sent = True
-            await client.start(answer.status, _headers(answer, seen, ticket.asked))
+            raise _broken(seen, "engine_broke_off", "broke off its answer")
+        if not ticket.sent:
+            await self._start(seen, answer)
         return events.usage
 
-
-class _Client:
-    """Who gets the answer, and what of it there is."""
-
-    def __init__(self, request: web.BaseRequest) -> None:
-        self._request = request
-        self.answer: web.StreamResponse | None = None
-
-    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+    async def _start(self, seen: Seen, answer: ClientResponse) -> None:
         """Begin a stream."""
-        self.answer = web.StreamResponse(status=status, headers=headers)
-        await self.answer.prepare(self._request)
+        self._ticket.sent = True
+        self._answer = web.StreamResponse(status=answer.status, headers=self._headers(seen, answer))
+        await self._answer.prepare(self._request)
 
-    async def write(self, data: bytes) -> None:
+    async def _write(self, data: bytes) -> None:
         """Send part of it; that the client has gone is no error of an engine."""
-        assert self.answer is not None
+        assert self._answer is not None
         try:
-            await self.answer.write(data)
+            await self._answer.write(data)
         except ConnectionError:
             raise asyncio.CancelledError from None
+
+    def _headers(self, seen: Seen, answer: ClientResponse) -> dict[str, str]:
+        """Headers of an answer."""
+        found = {name: answer.headers[name] for name in _PASSED if name in answer.headers}
+        return found | {
+            "x-request-id": self._ticket.asked.headers["x-request-id"],
+            "x-hetero-engine": seen.backend.name,
+            "cache-control": "no-store",
+        }
 
 
 class _Name:
@@ -315,15 +286,5 @@ def names_of(headers: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _headers(answer: ClientResponse, seen: Seen, asked: Asked) -> dict[str, str]:
-    """Headers of an answer."""
-    found = {name: answer.headers[name] for name in _PASSED if name in answer.headers}
-    return found | {
-        "x-request-id": asked.headers["x-request-id"],
-        "x-hetero-engine": seen.backend.name,
-        "cache-control": "no-store",
-    }
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+def _broken(seen: Seen, code: str, what: str) -> Failed:
+    return Failed(Refusal(502, code, f"{seen.backend.name} {what}."))

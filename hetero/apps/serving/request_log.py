@@ -6,12 +6,9 @@ import json
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hetero.apps.serving.tickets import Ticket
 from hetero.errors import ParameterError
-
-if TYPE_CHECKING:
-    from hetero.apps.serving.tickets import Ticket
 
 
 class RequestLog:
@@ -25,14 +22,15 @@ class RequestLog:
                 f"The request log {path} cannot be written ({error.strerror}).",
                 resolve="name another file as request_log, or leave it out.",
             ) from None
+        self.close = self._file.close
 
     def write(self, ticket: Ticket, outcome: str, outputs: int, now_s: float) -> None:
         """A request has ended."""
-        first_s = ticket.first_s
+        first_s, headers = ticket.first_s, ticket.asked.headers
         line = {
             "time": round(time.time(), 3),
-            "id": ticket.asked.headers.get("x-request-id", ""),
-            "trace_id": ticket.asked.headers.get("traceparent", "")[3:35] or None,
+            "id": headers.get("x-request-id", ""),
+            "trace_id": headers.get("traceparent", "")[3:35] or None,
             "path": ticket.path,
             "client": ticket.client,
             "model": ticket.asked.model,
@@ -46,7 +44,3 @@ class RequestLog:
         }
         with suppress(OSError):  # a full disk is no reason to answer nobody
             self._file.write(json.dumps(line) + "\n")
-
-    def close(self) -> None:
-        """No more lines."""
-        self._file.close()

@@ -21,11 +21,6 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
     """Serve a deployment file until SIGINT or SIGTERM; SIGHUP reads it again.
 
     Requests under way are finished before the server ends, or goes over to another deployment.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be used.
     """
     with packages():
         from hetero.apps.serving.app import App
@@ -68,12 +63,9 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
                 resolve="choose another with --port, or stop what listens there.",
             ) from None
         reloading = loop.create_task(reload())
-        names = ", ".join(backend.name for backend in settings.backends)
-        print(
-            f"http://{at[0]}:{at[1]}/v1 serves "
-            f"{', '.join(settings.models)} with {names}; router {dispatcher.router.name}.",
-            flush=True,
-        )
+        models, names = ", ".join(settings.models), ", ".join(x.name for x in settings.backends)
+        said = f"serves {models} with {names}; router {dispatcher.router.name}."
+        print(f"http://{at[0]}:{at[1]}/v1 {said}", flush=True)
         gc.collect()
         gc.freeze()  # what is there now stays, and is not looked through again
         await ending.wait()

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from hetero import catalog, files, yaml_text
 from hetero.apps.refitted import refitted
-from hetero.apps.serving.plan import FleetPlan
 from hetero.catalog import Gpu
 from hetero.deployment import Batching, Deployment, Engine, Replica
 from hetero.errors import DataError, HeteroError, ParameterError
@@ -48,21 +47,9 @@ class GpuFigures(_Strict):
 
 
 class Backend(_Strict):
-    """One engine.
+    """One engine; the page on serving says what each field does.
 
-    Attributes
-    ----------
-    model
-        Name under which the engine knows the model; by default that of the deployment.
-    models
-        Instead, all that it serves: the name that clients ask for, and the engine's own.
-    step
-        Step model that ``hetero profile --fit`` wrote, relative to the deployment file; without, it
-        is assumed (:meth:`DeploymentFile.deployment`), and learnt while it serves.
-    gpu
-        Catalog name or figures of its GPUs, where the router reads capabilities.
-    usage
-        Whether the engine understands ``stream_options: {include_usage: true}``.
+    A step model that is not named is assumed (:meth:`DeploymentFile.deployment`), and learnt.
     """
 
     # It goes into a header of every answer, so printable ASCII without spaces at its ends.
@@ -111,28 +98,18 @@ class Backend(_Strict):
 
 
 class DispatcherLimits(_Strict):
-    """Bounds of the dispatcher: times [s], sizes [bytes] and numbers, as the page on serving says.
-
-    Attributes
-    ----------
-    bodies_bytes
-        Size of all requests in flight together, 64 KiB of each not counted.
-    down_s
-        ``queue_s`` while no engine is up; 0 answers 503 at once.
-    """
+    """Bounds of the dispatcher: times [s], sizes [bytes] and numbers; see the page on serving."""
 
     max_requests: Count = 4096
     max_queue: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1024
     max_body_bytes: Count = 8 << 20
     body_s: Positive = 30.0
     bodies_bytes: Count = 256 << 20
-    head_bytes: Count = 64 << 10
     head_s: Positive = 10.0
     queue_s: Positive = 60.0
     down_s: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     token_s: Positive = 60.0
     request_s: Positive = 600.0
-    event_bytes: Count = 8 << 20
     send_s: Positive = 30.0
     connect_s: Positive = 5.0
     retries: Annotated[int, Field(ge=0, le=10)] = 2
@@ -143,43 +120,12 @@ class DispatcherLimits(_Strict):
     drain_s: Positive = 60.0
 
 
-class Outputs(_Strict):
-    """Predictor of output lengths: a quantile of those of recent requests, or what is allowed.
-
-    Attributes
-    ----------
-    kind
-        ``"recent"``: the quantile of the last ``sample`` outputs, at most what the request allows.
-        ``"allowed"``: what the request allows.
-    start
-        Before anything has finished, and where a request states no limit [tokens].
-    """
-
-    kind: Literal["recent", "allowed"] = "recent"
-    quantile: Annotated[float, Field(ge=0, le=1)] = 0.5
-    sample: Annotated[int, Field(ge=1, le=100_000)] = 200
-    start: Annotated[int, Field(ge=1, le=10_000_000)] = 256
-
-    @property
-    def typical(self) -> tuple[float, float]:
-        """Lengths to plan for before any request has been served [tokens]."""
-        return 4.0 * self.start, float(self.start)
+#: Predictor of output lengths: the median of recent ones, at most what a request allows; or that.
+Outputs = Literal["recent", "allowed"]
 
 
 class DeploymentFile(_Strict):
-    """A deployment file.
-
-    Attributes
-    ----------
-    router
-        Name of a router, or a mapping of its name and parameters. Where it takes ``weights``,
-        ``planned`` stands for the shares of :mod:`hetero.apps.serving.plan`, which follow engines
-        that come and go.
-    api_keys_env
-        Environment variable with the keys that clients may use, by commas; none admits everyone.
-    learn
-        Whether step models are refitted to what engines show; that they drift is told in any case.
-    """
+    """A deployment file, as the page on serving says."""
 
     model: Annotated[Line, Field(min_length=1)]
     backends: tuple[Backend, ...] = Field(min_length=1, max_length=4096)
@@ -191,29 +137,14 @@ class DeploymentFile(_Strict):
     learn: bool = True
     request_log: Path | None = None
     limits: DispatcherLimits = DispatcherLimits()
-    outputs: Outputs = Outputs()
+    outputs: Outputs = "recent"
     folder: Path = Field(default=Path(), exclude=True)
 
-    @property
-    def follows_plan(self) -> bool:
-        """Whether the router takes its weights from the plan."""
-        return isinstance(self.router, dict) and self.router.get("weights") == "planned"
-
-    def chosen(self, plan: FleetPlan | None = None) -> Builtin:
-        """The router.
-
-        Parameters
-        ----------
-        plan
-            Where its weights come from, if it follows one; by default all engines are up.
-        """
-        options: dict[str, Any] = (
-            {"name": self.router} if isinstance(self.router, str) else dict(self.router)
-        )
-        name = str(options.pop("name", ""))
-        if self.follows_plan:
-            plan = plan or FleetPlan.of(self.deployment(), *self.outputs.typical)
-            options["weights"] = list(plan.weights)
+    def chosen(self) -> Builtin:
+        """The router."""
+        named = {"name": self.router} if isinstance(self.router, str) else self.router
+        options, name = dict(named), str(named.get("name", ""))
+        options.pop("name", None)
         known = factories()
         if name not in known:
             raise ParameterError(
@@ -233,11 +164,6 @@ class DeploymentFile(_Strict):
         One that names no step model begins with that of the first that does, if possible one with
         the same GPU; where both name their GPU, prefill takes longer by its peak compute, and all
         else by its memory bandwidth. Where no engine has one, steps of 20 ms are assumed.
-
-        Raises
-        ------
-        DataError
-            If a step model cannot be read.
         """
         # One object per file: engines of one kind are valued once for each request.
         named = {one.step for one in self.backends if one.step}
@@ -275,11 +201,15 @@ class DeploymentFile(_Strict):
 
     def keys(self) -> dict[bytes, str]:
         """Keys that clients may use, and what logs call them; empty where everyone may ask."""
-        parts = [] if self.api_keys_env is None else _secret(self.api_keys_env).split(b",")
-        found: dict[bytes, str] = {}
-        for k, part in enumerate(parts, 1):
-            if key := part.strip():
-                found.setdefault(key, f"key {k}")
+        if self.api_keys_env is None:
+            return {}
+        parts = os.environ.get(self.api_keys_env, "").encode().split(b",")
+        found = {part.strip(): f"key {k}" for k, part in enumerate(parts, 1) if part.strip()}
+        if not found:
+            raise ParameterError(
+                f"The environment variable {self.api_keys_env} holds no key.",
+                resolve="set it, several keys of api_keys_env by commas, or leave its name out.",
+            )
         return found
 
 
@@ -295,37 +225,15 @@ def _assumed(one: Backend, like: Backend, step: StepModel) -> StepModel:
     return replace(step, source=f"assumed, from that of {like.name}", provenance="assumed")
 
 
-def _secret(variable: str) -> bytes:
-    found = os.environ.get(variable, "").strip().encode()
-    if not found.strip(b", "):
-        raise ParameterError(
-            f"The environment variable {variable} holds no key.",
-            resolve="set it, several keys of api_keys_env by commas, or leave its name out.",
-        )
-    return found
-
-
 def _gpu(value: str | GpuFigures | None) -> Gpu | None:
     if value is None or isinstance(value, str):
         return None if value is None else catalog.gpu(value)
-    return Gpu(
-        **value.model_dump(),
-        link_type="none",
-        link_gbs=1.0,
-        pcie_gbs=1.0,
-        source="deployment file",
-    )
+    links: Any = {"link_type": "none", "link_gbs": 1.0, "pcie_gbs": 1.0}
+    return Gpu(**value.model_dump(), **links, source="deployment file")
 
 
 def load(path: Path | str) -> DeploymentFile:
-    """Read a deployment file.
-
-    Raises
-    ------
-    DataError
-        If it is missing, is no YAML, or states something unknown or impossible; the first
-        offending field is named, and all that are missing.
-    """
+    """Read a deployment file; a ``DataError`` names what is missing, and what is wrong first."""
     path = Path(path)
     try:
         raw = yaml_text.parse(files.text(path), path)

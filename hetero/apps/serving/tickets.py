@@ -15,27 +15,7 @@ WITHOUT_OUTPUT = ("/v1/embeddings", "/tokenize")
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request, from its arrival to its last token.
-
-    Attributes
-    ----------
-    row
-        Its row in the records; -1 until it is let in.
-    failed, guilty
-        How they did, and which of them are to blame, once it has ended.
-    deadline_s
-        When its answer has to be whole, by the clock of the event loop; 0 before it was sent.
-    stale
-        Whether one of the attempts met a connection that the engine had closed.
-    sent, answered
-        Whether its client has got anything, and whether its engine has answered in full.
-    sent_s, beside
-        When it was sent to its engine, and what decoded there if no other request waited.
-    mark
-        What its engine had done by its first token.
-    scope, lost
-        The attempt in progress, and whether its engine has been given up.
-    """
+    """One request, from its arrival to its last token."""
 
     asked: Asked
     client: str
@@ -43,25 +23,25 @@ class Ticket:
     arrival_s: float
     input_tokens: int = 0
     predicted_tokens: int = 0
-    row: int = -1
+    row: int = -1  # in the records, once it is let in
     engine: Seen | None = None
     avoid: set[str] = field(default_factory=set)
-    failed: dict[Seen, str] = field(default_factory=dict)
-    guilty: list[Seen] = field(default_factory=list)
+    failed: dict[Seen, str] = field(default_factory=dict)  # how engines did,
+    guilty: list[Seen] = field(default_factory=list)  # and which are to blame, once it has ended
     attempts: int = 0
-    deadline_s: float = 0.0
-    stale: bool = False
-    sent: bool = False
-    answered: bool = False
+    deadline_s: float = 0.0  # by the clock of the event loop
+    stale: bool = False  # whether a connection was met that its engine had closed
+    sent: bool = False  # whether its client has got anything
+    answered: bool = False  # whether its engine has answered in full
     sent_s: float = 0.0
-    beside: tuple[int, int] | None = None
-    mark: Mark | None = None
+    beside: tuple[int, int] | None = None  # what decoded at its engine if no other waited there
+    mark: Mark | None = None  # what its engine had done by its first token
     first_s: float | None = None
     last_s: float = 0.0
     pieces: int = 0
     waits: asyncio.Future[Seen] | None = None
-    scope: asyncio.Timeout | None = None
-    lost: bool = False
+    scope: asyncio.Timeout | None = None  # of the attempt in progress
+    lost: bool = False  # whether health checks have given its engine up
 
     def abort(self) -> None:
         """Give up the attempt in progress, if its client has got nothing of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ def write(
     *,
     model: str,
     router: Builtin | str | Mapping[str, Any] = "hetero",
-    urls: Mapping[str, str] | None = None,
-    models: Mapping[str, str] | None = None,
-    keys: Mapping[str, str] | None = None,
+    urls: Mapping[str, str] = {},
+    models: Mapping[str, str] = {},
+    keys: Mapping[str, str] = {},
     port: int = 8000,
     force: bool = False,
     **more: Any,
@@ -43,18 +44,11 @@ def write(
 
     Parameters
     ----------
-    model
-        Name that clients ask for.
-    router
-        A built-in router of whole replicas, or its name or mapping as the file has it; our own by
-        default.
-    urls
-        Address of the engine of each replica by its name; by default ports of this machine from
-        8001 on, in the order of the replicas.
-    models
-        Name under which engines know the model, where it is another.
-    keys
-        Environment variable with the key of an engine, where one may be set.
+    model, router
+        Name that clients ask for, and a built-in router, or its name or mapping as the file has it.
+    urls, models, keys
+        By replica, address of its engine (by default ports of this machine from 8001 on), its own
+        name for the model, and the environment variable with its key.
     more
         Further fields of :class:`~hetero.apps.serving.settings.DeploymentFile`.
     """
@@ -67,16 +61,15 @@ def write(
             "joins them, as vLLM's and SGLang's own proxies do.",
         )
     steps = _step_files(deployment, f"{path.stem}-steps")
-    backends = [
-        _backend(
-            one,
-            steps[one.name],
-            (urls or {}).get(one.name, f"http://127.0.0.1:{_FIRST_PORT + k}"),
-            models or {},
-        )
-        | ({"api_key_env": keys[one.name]} if keys and one.name in keys else {})
-        for k, one in enumerate(deployment.replicas)
-    ]
+    backends = []
+    for k, one in enumerate(deployment.replicas):
+        url = urls.get(one.name, f"http://127.0.0.1:{_FIRST_PORT + k}")
+        found = _backend(one, url, steps[one.name])
+        if one.name in models:
+            found["model"] = models[one.name]
+        if one.name in keys:
+            found["api_key_env"] = keys[one.name]
+        backends.append(found)
     text: dict[str, Any] = {"model": model, "port": port}
     text["router"] = named(router, deployment) if isinstance(router, Builtin) else router
     text |= more | {"backends": backends}
@@ -107,12 +100,10 @@ def named(router: Builtin, deployment: Deployment) -> str | dict[str, Any]:
     for one in fields(router):  # type: ignore[arg-type]  # built-in routers are dataclasses
         value = getattr(router, one.name)
         plain = isinstance(value, str | float | int)
-        if one.name in ("name", "memory_based") or value is None:
+        if one.name in ("name", "memory_based") or not (plain or isinstance(value, Sequence)):
             continue
-        if plain and value != one.default:
-            options[one.name] = value
-        elif isinstance(value, Sequence) and not plain and value != one.default:
-            options[one.name] = list(value)
+        if value != one.default:
+            options[one.name] = value if plain else list(value)
     try:
         again = factories()[name](**options)
         same = np.array_equal(again.memory(deployment), router.memory(deployment), equal_nan=True)
@@ -136,7 +127,7 @@ def _step_files(deployment: Deployment, folder: str) -> dict[str, str]:
     return found
 
 
-def _backend(replica: Replica, step: str, url: str, models: Mapping[str, str]) -> dict[str, Any]:
+def _backend(replica: Replica, url: str, step: str) -> dict[str, Any]:
     engine = replica.engine
     found: dict[str, Any] = {
         "name": replica.name,
@@ -148,8 +139,6 @@ def _backend(replica: Replica, step: str, url: str, models: Mapping[str, str]) -
         "batching": engine.batching,
         "block_tokens": int(engine.block_tokens),
     }
-    if replica.name in models:
-        found["model"] = models[replica.name]
     if replica.kv_bytes_per_token:
         found["kv_bytes_per_token"] = float(replica.kv_bytes_per_token)
     if replica.gpu is not None and replica.gpu.fp16_tflops is not None:
@@ -162,10 +151,7 @@ def _backend(replica: Replica, step: str, url: str, models: Mapping[str, str]) -
 def _gpu(gpu: Gpu) -> str | dict[str, Any]:
     """Its name where the catalog knows it with the same figures, else its figures."""
     figures = ("fp16_tflops", "mem_gib", "mem_bw_gbs")
-    try:
-        known = catalog.gpu(gpu.name)
-    except CatalogError:
-        known = None
-    if known is not None and all(getattr(known, f) == getattr(gpu, f) for f in figures):
-        return gpu.name
+    with suppress(CatalogError):
+        if all(getattr(catalog.gpu(gpu.name), f) == getattr(gpu, f) for f in figures):
+            return gpu.name
     return {"name": gpu.name} | {f: float(getattr(gpu, f)) for f in figures}
