@@ -95,25 +95,6 @@ def test_reasons_and_capacity_agree(budget: Budget, longest: int) -> None:
 
 
 @QUICK
-@given(budgets(), st.floats(0, 0.2), st.floats(0, 2))
-def test_more_memory_never_holds_less(budget: Budget, more: float, less: float) -> None:
-    common = {
-        "tensor_parallel": budget.tensor_parallel,
-        "pipeline_parallel": budget.pipeline_parallel,
-        "overhead_per": budget.overhead_per,
-        "weight_precision": budget.weight_precision,
-    }
-    roomier = Budget(
-        budget.llm,
-        budget.gpu,
-        memory_fraction=min(1.0, budget.memory_fraction + more),
-        overhead_gib=max(0.0, budget.overhead_gib - less),
-        **common,  # type: ignore[arg-type]
-    )
-    assert roomier.kv_capacity_bytes >= budget.kv_capacity_bytes
-
-
-@QUICK
 @given(MODELS, DEGREES, PRECISIONS)
 def test_copies_of_the_cache_are_bounded(model: Llm, degree: int, precision: str) -> None:
     one = model.kv_bytes_per_token(precision=precision)

@@ -18,7 +18,7 @@ from hetero.engine.replica import advance_all
 from hetero.latency.step import StepModel
 from hetero.planners.xiong.estimate import Padded, throughput
 from hetero.routers import LeastRequests, PowerOfTwo, Predictive, RoundRobin, SingleInstance
-from hetero.simulator import Event, Slo, metrics, simulate
+from hetero.simulator import Event, Slo, simulate
 from hetero.simulator import replicas as simulation
 from hetero.simulator.drivers import MissedError
 from hetero.simulator.sustained import SustainedRule
@@ -173,47 +173,6 @@ def test_memory_batch_and_clock_at_every_event(engine: Engine) -> None:
     assert (requests["status"] == state.FINISHED).all()
 
 
-def test_one_replica_never_rests_while_requests_wait() -> None:
-    """Work conservation: it is busy exactly while a request is in the system."""
-    run = simulate(fleet(ENGINES["known"], (60_000,)), poisson(2000, 2.0, 3), RoundRobin())
-    arrival, finish = run.requests["arrival_s"], np.sort(run.requests["finish_s"])
-    # A busy period ends where as many have finished as have arrived before the next arrival.
-    ends = [k for k in range(len(arrival) - 1) if finish[k] <= arrival[k + 1]]
-    starts = [0, *(k + 1 for k in ends)]
-    periods = zip(starts, [*ends, len(arrival) - 1], strict=True)
-    in_system = sum(finish[last] - arrival[first] for first, last in periods)
-    assert len(ends) > 5
-    assert run.replicas["busy_s"][0] == pytest.approx(in_system, rel=1e-9)
-
-
-@pytest.mark.parametrize("engine", ["known", "chunked", "recompute"])
-@pytest.mark.parametrize("rate_rps", [1.0, 30.0])
-def test_throughput_is_below_the_roofline_of_the_steps(engine: str, rate_rps: float) -> None:
-    """A token costs its own time at least, and a batch cannot hold more than the cache."""
-    run = simulate(fleet(ENGINES[engine]), poisson(1500, rate_rps, 4), LeastRequests())
-    tokens = run.requests["input_tokens"].sum() + run.requests["output_tokens"].sum()
-    least_s = 0.0
-    for k in range(3):
-        mine = run.requests[run.requests["node"] == k]
-        inputs = mine["input_tokens"].astype(np.float64)
-        outputs = mine["output_tokens"].astype(np.float64)
-        # Prefill tokens and pairs; then decode tokens, each reading its cached tokens, in steps
-        # of at most 64 requests; a chunked step shares its floor with a prefill.
-        later = np.maximum(outputs - 1, 0)
-        reads = (later * inputs + later * (later + 1) / 2).sum()
-        steps = later.sum() / 64
-        least_s = max(
-            least_s,
-            5e-5 * (inputs.sum() + later.sum())
-            + 1e-9 * (inputs**2 / 2).sum()
-            + 8e-8 * reads
-            + 0.01 * steps,
-        )
-    assert tokens / run.span_s <= tokens / least_s
-    m = metrics(run)
-    assert m.total_tps == pytest.approx(tokens / run.span_s, rel=1e-9)
-
-
 def test_littles_law() -> None:
     """Mean number in the system = rate x mean time there, over a run that starts and ends empty."""
     trace = poisson(3000, 4.0, 5)
@@ -266,14 +225,6 @@ def test_m_m_1() -> None:
     assert low < expected < high
     assert (high - low) / expected < 0.2
     assert np.percentile(times, 90) == pytest.approx(math.log(10) * expected, rel=0.05)
-
-
-def test_m_d_1() -> None:
-    """Mean time in the system s + rho s / (2 (1 - rho)) (Pollaczek and Khinchine)."""
-    low, high = interval(queue(np.full(400_000, 0.05), 0.8 / 0.05, 8))
-    expected = 0.05 + 0.8 * 0.05 / (2 * (1 - 0.8))
-    assert low < expected < high
-    assert (high - low) / expected < 0.1
 
 
 @pytest.mark.parametrize("size", [1, 7, 300])

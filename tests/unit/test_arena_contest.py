@@ -303,8 +303,8 @@ def test_league_by_hand() -> None:
 
 
 def test_a_plan_that_carries_nothing_is_not_served() -> None:
-    found = league.league(rows(("x", "w", "a", 0.0, 1.0, league.OWN), ("x", "w", "b", 1.0, 1.0,
-                          league.OWN))).set_index("planner")  # fmt: skip
+    made = rows(("x", "w", "a", 0.0, 1.0, league.OWN), ("x", "w", "b", 1.0, 1.0, league.OWN))
+    found = league.league(made).set_index("planner")
     assert found.loc["a", "cases served"] == 0
     assert np.isnan(found.loc["a", "geometric mean [% of best]"])
     nobody = league.league(rows(("x", "w", "a", 0.0, 1.0, league.OWN)))

@@ -5,7 +5,7 @@ import pytest
 
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.step import StepModel
-from hetero.planners.xiong.estimate import Padded, pack, throughput
+from hetero.planners.xiong.estimate import Padded, throughput
 from hetero.workload import Trace
 
 STEP = StepModel.affine(floor_s=0.5, per_token_s=0.25, per_cached_token_s=0.125)
@@ -27,14 +27,6 @@ def test_padded_times_are_the_printed_sums() -> None:
     # Decode step k reads 3 (8 + k) cached tokens and makes 3 new ones.
     expected = sum(0.5 + 0.25 * 3 + 0.125 * 3 * (8 + k) for k in range(1, 5))
     assert latency.decode_batch_s(3, 8, 4) == pytest.approx(expected, rel=1e-14)
-
-
-def test_packing_counts_the_longest_output_for_every_member() -> None:
-    # 4 + 4 + 2 x 6 = 20 fits in 20 tokens, a third request does not.
-    assert pack([4, 4, 4], [2, 6, 2], kv_capacity_bytes=40, kv_bytes_per_token=2) == (
-        [(0, 1), (2,)],
-        (),
-    )
 
 
 def test_request_that_fits_nowhere_is_reported_not_repeated() -> None:

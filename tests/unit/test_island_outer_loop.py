@@ -148,11 +148,3 @@ def test_fleets_are_searched_and_solved(models, monkeypatch):
     assert [each["value"] for each in deviation] == pytest.approx(
         thesis["D_total [req/s]"].tolist()
     )
-
-
-def test_times():
-    spent = {4: 1.0, 8: 2.0}
-    direct = {(method, batch): 1.0 for method in ("bo", "saasbo") for batch in (4, 16)}
-    left, right = study.times(spent, direct).axes
-    assert left.lines[0].get_ydata().tolist() == [1.0, 2.0]
-    assert [text.get_text() for text in right.get_legend().get_texts()] == ["standard GP", "SAASBO"]

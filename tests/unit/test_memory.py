@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from hetero.catalog import gpu, gpus, llm, serving_engine
 from hetero.catalog.engines import EngineMemory
 from hetero.errors import ParameterError
 from hetero.memory import Budget, engine_room
-from hetero.workload import datasets
 
 GIB = 2**30
 V100 = gpu("V100-SXM2-32GB", preset="xiong")
@@ -238,35 +235,6 @@ def test_the_table_adds_up() -> None:
     assert unused + engine + weights + cache == pytest.approx(total)  # type: ignore[operator]
     assert "131,072 bytes" in str(budget)
     assert "short" in str(Budget(llm("Llama-2-70B"), V100))
-
-
-def test_equation_1_explains_the_blocks_of_a_real_engine(need: Callable[[str], None]) -> None:
-    """KV blocks that vLLM allocated on Helix's nodes, for every number of layers on a node.
-
-    With delta = what eq. 1 leaves unexplained, delta must not depend on the number of layers
-    (the layers' bytes are right) and must be a few GiB per GPU.
-    """
-    need("helix_machine_model_limits")
-    limits = datasets.path("helix_machine_model_limits")
-    cards = {"a100": "A100-40", "v100": "V100-16", "l4": "L4", "t4": "T4"}
-    models = {"llama1_30b": llm("LLaMA-1-30B"), "llama2_70b": llm("Llama-2-70B")}
-    overhead: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with limits.open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            card, _, count = row["machine"].partition("x")
-            model, gpus, layers = models[row["model"]], int(count or 1), int(row["layers_on_node"])
-            per_token_layer = model.kv_bytes_per_token() / model.layers
-            cache = 16 * int(row["vllm_num_blocks"]) * layers * per_token_layer
-            usable = 0.9 * gpus * gpu(cards[card]).mem_bytes
-            rest = usable - layers * model.layer_weight_bytes() - cache
-            overhead[row["model"], row["machine"]].append(rest / gpus / GIB)
-    assert len(overhead) == 14
-    for node, values in overhead.items():
-        assert 1.5 < min(values) <= max(values) < 4.5, node
-        assert max(values) - min(values) < 0.6, node
-    # The cards that the engine knew best: constant to 2 %.
-    assert overhead["llama2_70b", "a100"] == pytest.approx([3.99] * 12, rel=0.02)
-    assert overhead["llama1_30b", "v100"] == pytest.approx([1.73] * 7, rel=0.02)
 
 
 LIMITS = {"max_batch": 16, "max_step_tokens": 4096}

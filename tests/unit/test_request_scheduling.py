@@ -1,12 +1,10 @@
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
 from hetero import workload
 from hetero.deployment import Engine
-from hetero.routers import Normal, Oracle, RoundRobin, SingleInstance, Workload
-from hetero.simulator import Slo, simulate
+from hetero.routers import RoundRobin, SingleInstance
 from hetero.workload import Trace
 from pipelines.studies import request_scheduling as study
 from pipelines.studies.request_scheduling import GAP, RATE, RATES, TPS
@@ -86,31 +84,6 @@ def test_every_setting_is_served_and_summarised(bench, served):
     assert list(wide.columns[3:]) == [f"{study.rate_name(rate)} [tokens/s]" for rate in RATES]
 
 
-def test_figures_have_a_panel_per_link_and_rate(bench, served):
-    for figure in (study.throughput_figure(served, bench), study.completion_figure(served)):
-        assert len(figure.axes) == 2 * len(RATES)
-        assert figure.axes[0].get_ylabel() == "PCIe 3 (printed)"
-        names = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
-        assert names == list(ROUTERS)
-        plt.close(figure)
-
-
-def test_theta_is_drawn_for_both_predictors(bench):
-    swept = bench.serve(
-        study.by_setting(study.two_instances, ["prefill first"]),
-        {"0": Workload(theta=0.0), "2": Workload(theta=2.0)},
-        predictors={"normal (paper)": Normal(), "oracle": Oracle()},
-    ).rename(columns={"strategy": "theta"})
-    figure = study.theta_figure(swept)
-    assert [axis.get_title(loc="center") for axis in figure.axes] == [
-        "PCIe 3 (printed)",
-        "NVLink 2",
-    ]
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == [*map(study.rate_name, RATES), "normal (paper)", "oracle"]
-    plt.close(figure)
-
-
 def test_sensitivity_has_a_row_per_setting(bench):
     assert len(bench.sensitivity(ROUTERS, [0.3])) == 2 * 2 * 2
 
@@ -138,18 +111,6 @@ def test_places_are_counted_by_link():
         "(sensitivity table). "
     )
     assert "0 of 2 settings with A" in study.places(table, 8.0, "MB", "last")
-
-
-def test_routers_are_compared(bench):
-    deployment = study.two_instances(None, study.ENGINES["chunked"])
-    slo = Slo(ttft_s=1.0, tpot_s=0.1)
-    runs = {
-        router.name: simulate(deployment, bench.trace(0, 8.0), router)
-        for router in (RoundRobin(), SingleInstance(0))
-    }
-    table = study.compare_routers(runs, slo)
-    assert list(table["router"]) == list(runs)
-    assert table["SLO met [%]"].between(0, 100).all()
 
 
 def test_prompts_that_begin_alike_are_found_in_the_cache():

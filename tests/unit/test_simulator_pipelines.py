@@ -22,7 +22,7 @@ from hetero.engine.gaps import gap_edges
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.placement import FlowNetwork, Placement
 from hetero.routers import Request
-from hetero.routers.pipelines import FlowRouter, PipelineState, RandomRouter, SwarmRouter
+from hetero.routers.pipelines import FlowRouter, PipelineState, SwarmRouter
 from hetero.simulator import metrics
 from hetero.simulator.pipeline_run import gap_percentiles
 from hetero.simulator.pipelines import Feed, NetworkEvent, Simulation, simulate_pipelines
@@ -65,15 +65,6 @@ def test_copying_to_the_gpu_is_paid_once_per_node_and_token() -> None:
     assert slow.ttft_s[0] - fast.ttft_s[0] == 2 * 64 * 2.0**10 / 2**20
 
 
-def test_what_arrives_while_a_batch_runs_forms_the_next() -> None:
-    network = chain()
-    # Both arrive while the first prompt runs; two prompts fit into no batch of the first node.
-    trace = Trace([0.0, 0.01, 0.011], [64, 64, 64], [1, 1, 1])
-    run = simulate_pipelines(network, trace, FlowRouter(), copy_bytes_s=np.inf)
-    assert run.replicas["batches"].tolist()[0] == 3
-    assert run.replicas["prefill_tokens"].tolist() == [3 * 64 * 3] * 2
-
-
 def test_messages_share_a_link_in_order() -> None:
     slow = chain(bandwidth=2.0**16)
     trace = Trace([0.0, 0.0], [64, 64], [1, 1])
@@ -83,31 +74,6 @@ def test_messages_share_a_link_in_order() -> None:
     # The second prompt is ready 12 ms after the first, and waits for the rest of its message.
     assert between["busy_s"] == 2 * length
     assert between["prompt_wait_s"] == length - 3 * 4 * MS
-
-
-def test_the_kv_cache_decides_who_waits() -> None:
-    # A node with 64 blocks of 16 tokens holds 1024 tokens; each request is expected to take 500.
-    network = chain()
-    trace = Trace([0.0, 0.0, 0.0], [400, 400, 400], [2, 2, 2])
-    router = FlowRouter(high_water=1.0, expected_output_tokens=100.0)
-    run = simulate_pipelines(network, trace, router)
-    assert run.requests["first_token_s"][2] > run.requests["finish_s"][:2].min()
-    assert (run.kv_peak < 1).all()
-    big = Trace([0.0, 1.0], [1000, 100], [2, 2])
-    run = simulate_pipelines(network, big, router)
-    assert run.counts == {"finished": 1, "rejected": 1, "in flight": 0}
-    assert "longer than the KV cache" in run.frame()["reason"][0]
-
-
-def test_a_feed_keeps_its_number_in_flight() -> None:
-    network = chain()
-    trace = Trace(np.zeros(500), np.full(500, 64), np.full(500, 4))
-    run = simulate_pipelines(
-        network, trace, RandomRouter(), feed=Feed(first=5, by="count"), until_s=8.0
-    )
-    assert run.counts["in flight"] <= 5
-    assert run.counts["finished"] > 50
-    assert metrics(run).output_tps == pytest.approx(4 * run.counts["finished"] / run.span_s)
 
 
 def test_a_run_has_the_frame_and_metrics_of_replicas() -> None:

@@ -13,7 +13,6 @@ from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
 from hetero.routers import (
     DEFER,
-    REJECT,
     LeastRequests,
     Normal,
     PowerOfTwo,
@@ -254,20 +253,6 @@ def test_a_prefill_replica_keeps_a_cache_until_it_has_left() -> None:
     assert firsts(run) == [2.0, 2.0 + 8.0 + 2.0]
 
 
-def test_a_failing_decode_replica_sends_requests_back_to_prefill() -> None:
-    link = KvLink(bandwidth_gbs=8.0)
-    replicas = split(link).replicas
-    both = Deployment("three", (*replicas, replace(replicas[1], name="e")), default_link=link)
-    # In transfer from 2 to 3; the other decode replica takes it after a second prefill of the
-    # prompt and the token it has.
-    run = served(both, [0.0], [8], [3], events=[Event(2.5, "d")])
-    assert run.requests["retries"].tolist() == [1]
-    assert run.frame().decode_replica.tolist() == ["e"]
-    prefilled = 2.5 + 1 + 9 / 8
-    assert firsts(run) == [2.0]
-    assert finishes(run) == [prefilled + 9 / 8 + 1.125]
-
-
 def test_a_prefill_replica_that_waits_looks_again_when_its_queue_changes() -> None:
     # The first prompt stays in p's cache until 5.5, and the second finds no room beside it. When
     # e fails, the second fits no decode replica any more; the third one's prefill starts at once.
@@ -308,18 +293,6 @@ def test_prefix_hits_shorten_the_prefill() -> None:
     assert run.ttft_s.tolist() == (1 + new / 8).tolist()
     assert run.replicas["prefill_tokens"][0] == new.sum()
     assert hits(simulate(one(replace(ENGINE, admission="paged")), trace, RoundRobin())) == [0] * 5
-
-
-def test_blocks_are_found_from_their_step_on_and_taken_in_the_order_of_release() -> None:
-    # Four blocks. The second request finds block 1 in its own step; its copy of 2 has no name.
-    # They leave the free blocks (none, 2, copy, 1), of which 3 and 4 take the first two.
-    chains = [[1, 2], [1, 2], [3, 4], [1, 2], [3, 4], [1, 2]]
-    trace = prefixed([0.0, 0.0, 20.0, 30.0, 40.0, 50.0], [8, 8, 8, 8, 9, 9], chains)
-    run = simulate(one(CACHING, 16), trace, RoundRobin())
-    # At 30 block 1 is found and 2 takes the copy, so that 4, 3, 2, 1 are free; at 40 the ninth
-    # token takes 2.
-    assert hits(run) == [0, 4, 0, 4, 8, 4]
-    assert firsts(run)[:2] == [1 + 12 / 8] * 2
 
 
 def test_prompts_that_are_sent_again_are_found() -> None:
@@ -442,39 +415,12 @@ def test_a_deferred_request_is_offered_at_every_first_token_and_finish() -> None
     ]
 
 
-def test_a_request_that_was_deferred_and_lost_its_replica_keeps_its_place() -> None:
-    class Waits(OneAtATime):
-        def choose(self, request, fleet):
-            return super().choose(request, fleet) if fleet.eligible.any() else REJECT
-
-    # The second and fourth fit b alone, which is down from 3 s to 30 s. The fourth learns so at
-    # 4.25 s; after that the fifth, deferred like it, must not overtake it: not at 38.875 s, when
-    # a is free, but at 41 s, when the fourth goes to b.
-    run = served(
-        several((40, 100)),
-        [0.0, 0.0, 1.0, 2.0, 2.5],
-        [8, 80, 8, 80, 8],
-        [3, 1, 30, 1, 1],
-        Waits(),
-        events=[Event(3.0, "b"), Event(30.0, "b", "recover")],
-    )
-    assert run.frame().replica.tolist() == ["a", "b", "a", "b", "a"]
-    assert finishes(run) == [4.25, 41.0, 4.25 + 2 + 29 * 1.125, 41.0 + 11, 41.0 + 2]
-
-
 def test_a_request_that_is_deferred_for_good_is_rejected() -> None:
     run = served(one(), [0.0, 1.0], [8, 8], [3, 1], Chooses(DEFER))
     assert run.counts == {"finished": 0, "rejected": 2}
     assert set(run.frame().reason) == {"the router held it until nothing was left to wait for"}
     too_long = served(one(), [0.0], [101], [1], Chooses(DEFER))
     assert too_long.frame().reason.tolist() == ["longer than the KV cache of every replica"]
-
-
-def test_events_at_the_time_of_an_arrival_come_first() -> None:
-    run = served(several(), [1.0], [8], [1], events=[Event(1.0, "a")])
-    assert run.frame().replica.tolist() == ["b"]
-    back = [Event(0.5, "a"), Event(1.0, "a", "recover")]
-    assert served(several(), [1.0], [8], [1], events=back).frame().replica.tolist() == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -507,38 +453,10 @@ def test_a_client_sends_its_next_request_when_its_last_is_answered() -> None:
     assert not thinking.trace.clients
 
 
-def test_requests_are_dealt_to_whichever_client_is_free_next() -> None:
-    # Both prefills end at 3. The client of the second is free then, that of the first at 7.5.
-    run = looped(one(), [8, 8, 8, 8], [5, 1, 1, 1], clients=2)
-    assert run.requests["arrival_s"].tolist() == [0.0, 0.0, 3.0, 5.0]
-    assert finishes(run) == [3.0 + 4 * 1.125 + 2 * 2.0, 3.0, 5.0, 7.0]
-
-
 def test_clients_wait_for_the_way_of_an_answer_too() -> None:
     run = looped(one(network_s=0.25), [8, 8], [1, 1], clients=1)
     assert finishes(run) == [2.5, 5.0]
     assert run.requests["arrival_s"].tolist() == [0.0, 2.5]
-
-
-def test_a_client_whose_request_is_refused_goes_on() -> None:
-    # The second and third are longer than the cache.
-    run = looped(one(), [8, 101, 101, 8], [1, 1, 1, 1], clients=1, think_s=1.0)
-    assert run.counts == {"finished": 2, "rejected": 2}
-    assert run.requests["arrival_s"].tolist() == [0.0, 3.0, 4.0, 5.0]
-
-
-def test_clients_of_requests_that_are_held_for_good_go_on_in_the_end() -> None:
-    # Only b holds the long ones; it fails at 5, and a serves the short ones.
-    events = [Event(5.0, "b"), Event(30.0, "b")]
-    fleet, inputs = several((40, 100)), [80, 80, 8, 8, 80, 8]
-    for router, finished in ((LeastRequests(), 3), (Chooses(0), 3), (Chooses(DEFER), 0)):
-        run = looped(fleet, inputs, [1] * 6, clients=2, router=router, events=events)
-        assert sum(run.counts.values()) == 6
-        assert run.counts["finished"] == finished
-        assert (np.diff(run.requests["arrival_s"]) >= 0).all()
-    held = looped(fleet, inputs, [1] * 6, clients=2, router=LeastRequests(), events=events)
-    assert held.requests["arrival_s"].tolist() == [0.0, 0.0, 30.0, 30.0, 33.0, 33.0]
-    assert held.frame().reason.tolist() == [*[NONE_CAME_BACK] * 2, "", "", NONE_CAME_BACK, ""]
 
 
 @pytest.mark.parametrize("router", [LeastRequests(), PowerOfTwo(), RoundRobin()])
@@ -601,11 +519,6 @@ def test_hooks_come_in_order_of_time_and_once() -> None:
 def test_a_router_that_answers_nonsense_is_named(answer) -> None:
     with pytest.raises(ParameterError, match=r"Router 'plain' chose .* for request 0"):
         served(several(), [0.0], [1], [1], Chooses(answer))
-
-
-def test_a_router_may_reject() -> None:
-    run = served(several(), [0.0], [1], [1], Chooses(-1))
-    assert run.frame().reason.tolist() == ["the router chose no replica that could take it"]
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:

@@ -17,7 +17,7 @@ from hetero.latency.calibration.expected import StepError
 from hetero.latency.sources import measured
 from hetero.latency.sources.profiles import profiled_step
 from hetero.routers import LeastTokens
-from hetero.simulator import metrics, simulate, uncertainty
+from hetero.simulator import simulate, uncertainty
 
 ERROR = StepError(
     level="carried",
@@ -166,28 +166,6 @@ def test_robust_choice_by_simulation_takes_what_is_measured_over_what_is_guessed
     assert "H100-SXM" in str(found)
     with pytest.raises(ParameterError, match="no measure 'speed'"):
         uncertainty.robust(cases, "speed", draws=1)
-
-
-def test_throughput_ttft_and_cost_of_a_simulated_plan() -> None:
-    trace = workload.load("azure2023_conv").head(150)
-
-    def serve(found: Deployment) -> dict[str, float]:
-        result = metrics(simulate(found, trace, LeastTokens()))
-        assert result.usd_per_mtok is not None
-        return {
-            "tps": result.total_tps,
-            "ttft_s": result.percentiles["ttft_s"][95],
-            "usd_per_mtok": result.usd_per_mtok,
-        }
-
-    # Fewer than the trace needs, so that the step times decide.
-    plan = uncertainty.JudgedPlan(deployment("A100-SXM-80GB", 1), serve)
-    found = uncertainty.propagate({"a": plan}, draws=20, seed=0)
-    for measure in ("ttft_s", "usd_per_mtok"):
-        low, high = found.interval("a", measure)
-        assert low < found.nominal[0, found.measures.index(measure)] < high
-    again = uncertainty.propagate({"a": plan}, draws=20, seed=0)
-    np.testing.assert_array_equal(found.values, again.values)
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
