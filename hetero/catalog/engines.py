@@ -143,8 +143,8 @@ class EngineMemory:
     engine_gib, several_gib
         What it holds per GPU beside weights and activations, and on top where several GPUs share
         the layers [GiB].
-    graphs_gib
-        CUDA graphs, where it counts them within its share [GiB].
+    layer_graphs_gib
+        CUDA graphs of a layer, where it counts them within its share [GiB].
     error_gib
         Deviation of what it holds from what engines print, per GPU [GiB].
     flashinfer_bytes
@@ -158,7 +158,7 @@ class EngineMemory:
     logit_bytes: float
     engine_gib: float
     several_gib: float
-    graphs_gib: float
+    layer_graphs_gib: float
     source: str
     error_gib: float = 0.0
     flashinfer_bytes: float | None = None
@@ -171,7 +171,7 @@ class EngineMemory:
             logit_bytes=self.logit_bytes,
             engine_gib=self.engine_gib,
             several_gib=self.several_gib,
-            graphs_gib=self.graphs_gib,
+            layer_graphs_gib=self.layer_graphs_gib,
             error_gib=self.error_gib,
         )
 

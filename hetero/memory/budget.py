@@ -301,12 +301,12 @@ def engine_room(
     for the most requests b, and what that holds at its peak is not given to the KV cache:
 
     .. math::
-        held = \max\big(n\,\phi\,(6 i / t + 4 h),\; b\,v\,s\big) + o + o_t [t > 1] + g
+        held = \max\big(n\,\phi\,(6 i / t + 4 h),\; b\,v\,s\big) + o + o_t [t > 1] + g\,l
 
     with the feed-forward width i (of the experts that a token visits), hidden size h, degree t and
     vocabulary v; \phi is the live factor, s the bytes per logit, o and o_t what it holds besides,
-    and g its CUDA graphs [bytes]. Two bytes each: gate and up with their product are 6 i, the
-    hidden states and the residual 4 h.
+    and g the CUDA graphs of each of the l layers [bytes]. Two bytes each: gate and up with their
+    product are 6 i, the hidden states and the residual 4 h.
 
     Parameters
     ----------
@@ -340,7 +340,7 @@ def engine_room(
     several = rule.several_gib if tensor_parallel > 1 else 0.0
     return Room(
         taken * gpu.visible_bytes / gpu.mem_bytes,
-        peak / _GIB + rule.engine_gib + several + rule.graphs_gib,
+        peak / _GIB + rule.engine_gib + several + rule.layer_graphs_gib * llm.layers,
     )
 
 

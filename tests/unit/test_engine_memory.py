@@ -31,6 +31,10 @@ PRINTED = [
     ("Llama-3.1-70B", "fp8", "H100-SXM", 1, "0.11", 0.9, "", "weights", 67.72),
     ("Qwen3-235B-A22B", "fp8", "L40S", 8, "0.10", 0.9, "", "tokens", 238208),
     ("Qwen2.5-32B", "int4", "RTX-4090", 1, "0.25", 0.9, "", "weights", 18.14),
+    ("Qwen3-8B", "fp16", "RTX-4090", 1, "0.25", 0.9764, "", "tokens", 46368),
+    ("Llama-3.1-8B", "fp16", "H200-SXM", 1, "0.25", None, "", "tokens", 919824),
+    ("Qwen3-30B-A3B", "fp16", "H200-SXM", 1, "0.25", None, "", "tokens", 744656),
+    ("Qwen3-32B", "fp16", "H200-SXM", 1, "0.25", None, "", "tokens", 269312),
     ("Qwen3-30B-A3B", "fp16", "A10", 4, "0.8", None, "", "weights", 14.2474),
     ("Qwen2.5-7B", "fp16", "A100-SXM-80GB", 1, "0.10", 0.25, "flashinfer", "tokens", 93872),
     ("Qwen2.5-7B", "fp16", "A100-SXM-80GB", 2, "0.10", 0.25, "flashinfer", "tokens", 450192),
@@ -77,8 +81,8 @@ def test_the_command_says_so(tmp_path, told) -> None:
         few = ("--requests", "9", "--router", "round-robin")
         return " ".join(told("simulate", *asked, *few)["notes"])
 
-    # A log prints 2,368 to 4,432 tokens; its steps are not told, 8,192 tokens are in line with it.
-    said = notes("--model", "Qwen/Qwen2.5-32B-Instruct-AWQ", "--chunk", "8192")
+    # A log prints 2,368 to 4,432 tokens, with which steps it does not say.
+    said = notes("--model", "Qwen/Qwen2.5-32B-Instruct-AWQ")
     tokens = int(re.search(r": ([\d,]+) tokens,", said)[1].replace(",", ""))
     assert 2368 <= tokens <= 4432
     assert "18 GiB of weights" in said
@@ -101,7 +105,7 @@ def test_what_engines_hold_is_drawn_beside_the_step_times() -> None:
     one, tokens, fits = draws(EngineSpec(precision="int4", memory_fraction=0.9))
     assert one.kv_error_tokens == pytest.approx(0.4 * GIB / 262144)
     assert np.std(tokens) == pytest.approx(one.kv_error_tokens, rel=0.2)
-    assert np.median(tokens) == pytest.approx(one.kv_tokens, rel=0.05)
+    assert np.median(tokens) == pytest.approx(one.kv_tokens, abs=0.2 * one.kv_error_tokens)
     longest = (trace.input_tokens + trace.output_tokens).max()
     assert fits == np.mean(np.array(tokens) >= longest)
     assert 0.5 < fits < 1.0

@@ -249,7 +249,7 @@ def test_what_an_engine_holds_is_the_peak_of_its_profiling_run() -> None:
         logit_bytes=10.0,
         engine_gib=0.5,
         several_gib=0.25,
-        graphs_gib=0.125,
+        layer_graphs_gib=0.125 / 32,
         source="",
     )
     card = gpu("L4")

@@ -141,7 +141,8 @@ def replicas(card: PlanCard) -> Table:
         row += [100.0 * one.share] if shared else []
         rows.append((*row, textwrap.shorten(", ".join(one.names), 36, placeholder=" ...")))
     idle = ", ".join(f"{count} x {name}" for name, count in card.idle.items())
-    notes = [f"Routing: {card.routing}.", f"Weights in {card.precision}."]
+    told = (note for note in card.notes if note.startswith("Weights in ") and "GiB" in note)
+    notes = [f"Routing: {card.routing}.", next(told, f"Weights in {card.precision}.")]
     notes += [_steps(card.plan.deployment)] if card.plan.deployment else []
     notes += [f"Idle: {idle}."] if idle else []
     return Table(f"Plan ({card.planner})", tuple(columns), tuple(rows), tuple(notes))
