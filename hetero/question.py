@@ -510,6 +510,9 @@ class Question(Shown):
         How requests come, see :func:`hetero.simulator.sustained.arrivals`.
     split
         Whether prefill and decode may be served apart.
+    spans
+        Whether pipelines may run over machines of which one holds the model alone; no measured run
+        says yet what such a pipeline costs.
     """
 
     cluster: Cluster
@@ -527,6 +530,7 @@ class Question(Shown):
     kv_transfer_bits: Bits | None = None
     process: Arrivals = "poisson"
     split: bool = True
+    spans: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.rate_rps < math.inf:

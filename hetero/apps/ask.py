@@ -113,8 +113,8 @@ class Ask:
     :lora: Adapters that engines hold: number, rank and where (attention or all), as in
         adapters=8,rank=16,on=attention.
     :kv_transfer_bits: Bits per value of KV caches on their way; else as the engine sends.
-    :split: Serve prefill and decode apart where that carries more; else together, as a plan for
-        hetero serve has to.
+    :split: Serve prefill and decode apart where that carries more, which hetero serve does not run;
+        else together.
     :steps: Step times of a GPU type from a file that 'hetero profile --fit' or 'hetero fit' wrote,
         as L40S=server.json; repeat per type.
     :what_if: Compare the best plans with and without a change, as in precision=fp8,
@@ -188,7 +188,7 @@ class Ask:
     speculate: str = ""
     lora: str = ""
     kv_transfer_bits: Any = _how(None, type=int)
-    split: bool = True
+    split: bool = False
     steps: Any = _how(None, type=list[str])
     what_if: Sequence[str] | None = None
     seeds: int = _how(1, min=1)

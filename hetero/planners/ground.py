@@ -20,6 +20,7 @@ from hetero.deployment import Deployment
 from hetero.engines import replicated
 from hetero.errors import InfeasibleError
 from hetero.grouping import grouped
+from hetero.plans import Plan
 from hetero.question import Question
 from hetero.simulator import Slo
 from hetero.streams import stream
@@ -192,6 +193,21 @@ def unfit_network(question: Question) -> str | None:
     if len(question.cluster.machines) > 1 and question.cluster.network is None:
         return f"{question.cluster.name} states no network between its machines."
     return None
+
+
+def spanned(plan: Plan, question: Question) -> str:
+    """A machine that layers over several ones stand on, and that holds the model; else empty."""
+    if analytic(question):
+        return ""
+    made, layers = costs(question), question.llm.layers
+    names = [{machine for machine, *_ in group.stages} for group in plan.groups]
+    whole = set().union(*names) if plan.deployment is None else set()
+    over = whole.union(*(some for some in names if len(some) > 1))
+    for k, one in enumerate(made.machines):
+        degrees = filter(made.divides, range(1, one.count + 1)) if one.name in over else ()
+        if any(made.most_layers(k, n, first=True, last=True) >= layers for n in degrees):
+            return one.name
+    return ""
 
 
 def unfit_split(question: Question) -> str | None:

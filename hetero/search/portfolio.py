@@ -14,6 +14,7 @@ from typing import Final
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners import ground
 from hetero.planners.base import Planner
 from hetero.planners.baselines import hexgen, homogeneous, melange, ranks
 from hetero.planners.bound import Bound, bound
@@ -248,6 +249,9 @@ def ask(planner: Planner, question: Question, seeds: Sequence[int] = (0,)) -> Tr
         plan = planner.plan(question)
     except InfeasibleError as error:
         return Tried(planner.name, reason=error.what)
+    if not question.spans and (alone := ground.spanned(plan, question)):
+        why = f"Layers over machines are not planned where one holds the model, as {alone} does."
+        return Tried(planner.name, reason=why)
     return Tried(planner.name, plan, score(plan, question, seeds=seeds))
 
 

@@ -14,6 +14,7 @@ from hetero.engines import EngineSpec, replicated
 from hetero.plans import Plan
 from hetero.routers import factories
 from hetero.simulator import Slo
+from hetero.workload.statistics import fano
 from pipelines.bench import cards
 
 FLEETS = {asked.cluster.name: asked for asked in cards.draws(40)}
@@ -48,7 +49,7 @@ def test_long_runs_find_where_the_goal_is_just_met():
     trace = workload.load("azure2023_conv", "twin")
     found = cards.limit_rps(pair(), trace, TARGETS, 0.9, 1.0, seed=3)
     assert cards.met(pair(), trace, 0.97 * found, TARGETS, seed=3) >= 0.9
-    assert cards.met(pair(), trace, 1.05 * found, TARGETS, seed=3) < 0.9
+    assert cards.met(pair(), trace, 1.1 * found, TARGETS, seed=3) < 0.9
     again = cards.limit_rps(pair(), trace, TARGETS, 0.9, 10.0 * found, seed=3)
     assert again == pytest.approx(found, rel=0.02)
     # Targets that nothing meets have no limit, whatever the rate.
@@ -74,13 +75,25 @@ def test_runs_that_count_are_long():
         assert np.diff(load.arrival_s).mean() == pytest.approx(1.0 / rate, rel=0.05)
 
 
+def test_logs_come_in_bursts_and_are_played_with_their_gaps():
+    asked = next(one for one in FLEETS.values() if one.log)
+    log = asked.requests(3)
+    assert log.own_bursts
+    assert fano(log.arrival_s, 100.0) > 5.0
+    plain = replace(asked, log=False).requests(3)
+    assert not plain.own_bursts
+    few = log.head(2000)
+    slow, fast = (cards.met(pair(), few, rate, TARGETS, 0, own_rps=1.0) for rate in (0.1, 50.0))
+    assert slow > 0.8 > fast + 0.2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_card_holds_in_long_runs(name):
-    found = cards.checked(FLEETS[name], changes=False)
+    found = cards.checked(FLEETS[name])
     if name in TOO_LARGE:
         assert "together hold 96.0 GiB" in found.reason
         return
     assert not found.reason
-    assert found.holds, replace(found, gains=())
-    assert abs(found.error) < 0.06
+    assert found.holds, found
+    assert found.promised_rps < 1.06 * found.limit_rps

@@ -38,10 +38,6 @@ def test_the_best_plan_for_vllm_is_one_that_it_runs(said, asked, tmp_path: Path)
     assert line.split()[0] == "CUDA_VISIBLE_DEVICES=0,1"
 
 
-def test_the_best_plan_for_any_engine_is_a_pipeline_that_vllm_does_not_run(
-    refused, asked, tmp_path: Path
-) -> None:
-    err = refused(*asked, "--engine", "any")
-    assert "one tensor-parallel degree" in err
-    assert "plan with --engine vllm" in err
-    assert not (tmp_path / "files").exists()
+def test_no_pipeline_leaves_a_machine_that_holds_the_model(said, asked, tmp_path: Path) -> None:
+    assert said(*asked, "--engine", "any")
+    assert [path.name for path in (tmp_path / "files").iterdir()] == ["big.sh"]

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from hetero import catalog, workload
 from hetero.cluster import Cluster, Machine, Network
+from hetero.planners import ground
 from hetero.planners.score import goodput
 from hetero.plans import Plan
 from hetero.question import Question, judged
 from hetero.routers import PowerOfTwo, Predictive
 from hetero.search.estimates import promising
 from hetero.search.improve import built, improve, routers, space
-from hetero.search.portfolio import planner
+from hetero.search.portfolio import ask, planner
 from hetero.search.race import SLACK, Race
 from hetero.search.space import ReplicaSpace, best_first
 from hetero.simulator import Run, Slo
@@ -233,3 +234,15 @@ def test_phases_stay_together_where_that_is_asked_for() -> None:
     for name in ("DistServe", "phase splitting", "phase splitting, tabu"):
         assert planner(name).unfit(QUESTION) is None
         assert "together" in (planner(name).unfit(together) or "")
+
+
+def test_layers_stand_on_one_machine_where_it_holds_them_unless_they_may_span() -> None:
+    layers = planner("layer placement")
+    over = ask(layers, QUESTION)
+    assert over.plan is not None
+    assert ground.spanned(over.plan, QUESTION) in {one.name for one in QUESTION.cluster.machines}
+    alone = ask(layers, replace(QUESTION, spans=False))
+    assert alone.plan is None
+    assert "where one holds the model" in alone.reason
+    whole_ = planner("tensor-parallel search").plan(QUESTION)
+    assert ground.spanned(whole_, QUESTION) == ""

@@ -103,6 +103,14 @@ def test_more_load_leaves_fewer_requests_within_the_targets(card):
     assert within[counted].mean() == pytest.approx(half.met)
 
 
+def test_phases_stay_together_unless_split_and_what_apart_would_bring_is_said(card, pair):
+    for one in (card, pair):
+        assert {group.phase for group in one.groups} == {"both"}
+        assert sum(note.startswith("Prefill and decode apart would") for note in one.notes) == 1
+    assert not request(PAIR, **AT_VLLM).question.split
+    assert request(PAIR, split=True, **AT_VLLM).question.split
+
+
 def test_what_is_promised_holds_for_requests_drawn_anew(card):
     question = request(TWO_KINDS, **ASKED).question
     by_share = dict(zip(SHARES, card.at_rates, strict=True))
@@ -206,7 +214,8 @@ def test_gpus_that_serve_nothing_at_a_low_rate_can_be_given_back(card):
     fleet = asked.cluster
     dollars = tuple(replace(one, usd_per_h=2.0 * one.count) for one in fleet.machines)
     question = replace(asked.question, cluster=replace(fleet, machines=dollars), rate_rps=0.05)
-    plan = replace(card.plan, usd_per_h=2.0 * sum(card.plan.gpus.values()))
+    usd_per_h = 2.0 * sum(card.plan.gpus.values())
+    plan = replace(card.plan, router=Predictive(), usd_per_h=usd_per_h)
     effort = replace(asked.effort, seeds=1, draws=2)
     found = without(plan, question, card.goodput_rps, effort)
     assert len(found) == 1
@@ -223,7 +232,9 @@ def test_gpus_that_serve_nothing_at_a_low_rate_can_be_given_back(card):
 
 def test_gpus_that_only_decode_short_answers_are_not_given_back():
     asked = request(TWO_KINDS, **(ASKED | {"trace": "azure2023_code"}))
-    made = planner("phase splitting", LITTLE).plan(replace(asked.question, rate_rps=1.0))
+    made = planner("phase splitting", LITTLE).plan(
+        replace(asked.question, rate_rps=1.0, split=True)
+    )
     groups = tuple({tuple(one.gpus): one for one in made.groups}.values())
     assert len(groups) == 2
     known = {one.name: one for one in made.deployment.replicas}

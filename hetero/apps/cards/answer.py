@@ -31,6 +31,7 @@ from hetero.apps.cards.contenders import (
     reason_of,
     rounded_down,
     winner,
+    with_phases_apart,
 )
 from hetero.apps.cards.delivery import (
     LATENCIES,
@@ -226,6 +227,8 @@ def _card(
         notes.append(
             f"The {asked.ask.choose} over step times is that of the nominal ones: same plan."
         )
+    say("prefill and decode apart")
+    notes += filter(None, [with_phases_apart(asked, best)])
     notes += _of_engine(asked.cluster, question, plan)
     notes.append(_how(plan, question, carried.value or rate, effort))
     at = question.load(safe or carried.value or rate)

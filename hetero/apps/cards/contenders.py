@@ -31,6 +31,7 @@ _BLIND = ("layer placement", "separate pipelines", "Swarm", "Petals")  # to targ
 _FAST = ("tensor-parallel search", "Mélange", "HexGen", "islands exact")
 _NEAR = 20  # designs near the plan of one planner, where its question is changed
 COMPARED = 6  # times fewer designs than of a card, where questions are compared
+_APART_DESIGNS = 20  # times fewer where phases may be apart beside a card without
 _APART = 1_000  # from the first seed of a case: none that a card reports
 
 
@@ -173,6 +174,28 @@ def fast(question: Question, asked: CardRequest) -> Plan:
         assert reason is not None
         raise reason
     return best
+
+
+def with_phases_apart(asked: CardRequest, best: Contender) -> str:
+    """What phases apart would bring beside a plan without, in a sentence; empty where they may."""
+    effort = ARENA[asked.ask.effort]
+    effort = replace(effort, designs=effort.designs // _APART_DESIGNS)
+    together, apart = best.question, replace(best.question, split=True)
+    able = [one for one in planners(effort) if one.unfit(together) and not one.unfit(apart)]
+    if together.split or not able:
+        return ""
+    try:
+        found = portfolio(apart, effort=effort, planners=able, seeds=_seeds(apart))
+    except InfeasibleError:
+        return ""
+    rate, phases = found.score.goodput_rps.mean, {one.phase for one in found.plan.groups}
+    if phases == {"both"} or rate <= best.rate_rps:
+        return "Prefill and decode apart would bring nothing: no such plan was found to carry more."
+    more = f"{100.0 * (rate / best.rate_rps - 1.0):.0f} % more" if best.rate_rps > 0 else "some"
+    return (
+        f"Prefill and decode apart would carry {more} ({rate:.3g} requests/s, {best.rate_rps:.3g} "
+        "together), which `--split` plans and `hetero serve` does not run."
+    )
 
 
 def chosen(asked: CardRequest, found: Sequence[Contender], say: Progress) -> Contender:

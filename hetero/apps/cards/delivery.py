@@ -138,13 +138,15 @@ def promised(plan: Plan, question: Question, effort: CardEffort, goodput_rps: fl
     runs = _RUNS * effort.seeds
     width = float(stdtrit(runs - 1, 0.95)) * math.sqrt(1.0 + 1.0 / runs)
 
-    def holds(rate_rps: float) -> bool:
+    def holds(rate_rps: float, runs: int = runs) -> bool:
         load = question.load(rate_rps, precision=effort.precision)
         shares: list[float] = []
         for k in range(runs):
             shares.append(load.rule.judge(rerun(plan, load, question.seed + k)).attained)
             if shares[0] < load.goal or shares[-1] < load.goal - _HOPELESS:
                 return False
+        if runs == 1:
+            return True
         safe = float(np.mean(shares)) - width * float(np.std(shares, ddof=1))
         return min(safe, _met_later(plan, question, rate_rps)) >= load.goal
 
@@ -155,7 +157,7 @@ def promised(plan: Plan, question: Question, effort: CardEffort, goodput_rps: fl
             holds, most, factor=1.1, precision=effort.precision, most_rps=most, least_rps=least_rps
         )
         lower = (share * found for share in LOWER if found > 0)
-        if failed := next((rate for rate in lower if not holds(rate)), 0.0):
+        if failed := next((rate for rate in lower if not holds(rate, 1)), 0.0):
             most, found = failed, 0.0
         elif found == 0:
             break

@@ -217,6 +217,7 @@ def requested(ask: Ask) -> CardRequest:
         kv_transfer_bits=ask.kv_transfer_bits,
         process=process,
         split=ask.split,
+        spans=False,
     )
     made = CardRequest(
         question,

@@ -1,9 +1,10 @@
 """What one change would do: one more machine of each kind, targets or a budget half as far again.
 
-Every change is planned anew by the planner that won, and the plans at hand stay candidates where
-they can: nobody has to make use of more. Requests, gaps and draws of the step times are the same
-before and after, so that gains are differences of pairs. GPUs that serve next to nothing at the
-rate asked for are taken away: a plan that carries most may hold some for the last requests only.
+Machines and budgets are planned anew by the planner that won, and the plans at hand stay candidates
+where they can: nobody has to make use of more. Other targets are left to these. Requests, gaps and
+draws of the step times are the same before and after, so that gains are differences of pairs. GPUs
+that serve next to nothing at the rate asked for are taken away: a plan that carries most may hold
+some for the last requests only.
 """
 
 from __future__ import annotations
@@ -180,10 +181,11 @@ def _changed(
         grown = extended(pool[0], step.like, step.question.cluster, step.added)
         candidates += [(grown, "the same on it")] if grown else []
     reason = ""
-    try:
-        candidates.append((replan(step.question), "planned anew"))
-    except HeteroError as error:
-        reason = error.what
+    if step.like is not None or step.dearest is not None:
+        try:
+            candidates.append((replan(step.question), "planned anew"))
+        except HeteroError as error:
+            reason = error.what
     if not candidates:
         none = Sampled.of([0.0] * len(now.seeds), [0.0] * draws)
         return ChangeEffect(step.what, none, difference(none, now), None, reason), None

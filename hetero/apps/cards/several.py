@@ -152,7 +152,7 @@ class SeveralPlans(Shown):
             f"All models meet their targets up to {min(self.factors):.3g} times the rates. Planned "
             f"for: {self.found.planned} of {self.found.divisions} divisions, by their bounds.",
             "`hetero export` takes one card at a time; `include` puts all behind one dispatcher, "
-            "where they are planned with `--no-split`.",
+            "where they are planned without `--split`.",
         ]
         if self.cut:
             notes.append(

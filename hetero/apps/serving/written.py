@@ -57,8 +57,8 @@ def write(
     if apart := [one.name for one in deployment.replicas if one.role != "both"]:
         raise ParameterError(
             f"'{apart[0]}' serves only one phase, and the dispatcher moves no KV caches.",
-            resolve="plan with --no-split, or put each prefill-decode pair behind an endpoint that "
-            "joins them, as vLLM's and SGLang's own proxies do.",
+            resolve="plan without --split, or use `hetero export --to vllm`: its engines pass "
+            "caches on, behind a router that splits phases.",
         )
     steps = _step_files(deployment, f"{path.stem}-steps")
     backends = []
