@@ -23,7 +23,7 @@ from hetero.display import Column, Table
 from hetero.errors import InfeasibleError, require
 from hetero.placement import FlowNetwork, Problem
 from hetero.planners import helix
-from hetero.planners.effort import EFFORTS
+from hetero.planners.base import EFFORTS
 from hetero.planners.helix.planner import timing_key
 from hetero.planners.rignall import inner
 from hetero.planners.rignall.direct import Direct

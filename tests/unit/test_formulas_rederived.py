@@ -24,7 +24,7 @@ from hetero.planners.rignall.divider import divide
 from hetero.planners.rignall.inner import Deviations, solve
 from hetero.planners.rignall.rates import IslandClass, RateTable
 from hetero.planners.rignall.search import Objective
-from hetero.planners.thunderserve.orchestrate import transport
+from hetero.planners.thunderserve.evaluate import transport
 from hetero.planners.xiong.estimate import throughput
 from hetero.routers.pipelines import FlowRouter
 from hetero.simulator.pipelines import simulate_pipelines

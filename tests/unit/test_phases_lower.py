@@ -18,8 +18,7 @@ from hetero.costs.demand import Demand
 from hetero.costs.groups import Fleet
 from hetero.costs.parallel import Configurations, shortest, widest
 from hetero.costs.transfer import KvTransfer
-from hetero.planners.thunderserve.evaluate import Evaluator
-from hetero.planners.thunderserve.orchestrate import orchestrate, transport
+from hetero.planners.thunderserve.evaluate import Evaluator, orchestrate, transport
 from hetero.simulator import Slo
 
 MODEL = llm("LLaMA-1-30B")

@@ -50,9 +50,9 @@ from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError, require
 from hetero.latency.calibration.known import known
+from hetero.planners.base import EFFORTS as ARENA
 from hetero.planners.base import parts
 from hetero.planners.bound import bound, goodput_bound
-from hetero.planners.effort import EFFORTS as ARENA
 from hetero.planners.ground import analytic
 from hetero.plans import Group, Plan, footing
 from hetero.question import Question, drawable, fit_draws, judged, step_error

@@ -13,8 +13,8 @@ from hetero.apps.cards.delivery import goodput
 from hetero.apps.cards.request import CardRequest
 from hetero.apps.cards.sensitivity import steps
 from hetero.errors import InfeasibleError
-from hetero.planners.effort import EFFORTS as ARENA
-from hetero.planners.effort import Effort
+from hetero.planners.base import EFFORTS as ARENA
+from hetero.planners.base import Effort
 from hetero.planners.score import Rank, score
 from hetero.plans import Plan
 from hetero.question import Question, drawable
