@@ -17,7 +17,7 @@ import numpy as np
 from hetero import workload
 from hetero.catalog import llm
 from hetero.cluster import Cluster, Machine, cluster
-from hetero.costs.cost import CostModel
+from hetero.costs.cost import IN_PAPERS, CostModel
 from hetero.costs.demand import Demand, reference, scaled
 from hetero.display import Column, Table
 from hetero.errors import InfeasibleError, require
@@ -262,7 +262,7 @@ def _phases() -> Iterator[Timed]:
 
 def _evaluator(gpus: int, k: int) -> Evaluator:
     """Plans on so many GPUs for one of the paper's workloads, after one that loads the solvers."""
-    model = CostModel(_cloud(gpus), llm("LLaMA-1-30B"))
+    model = CostModel(_cloud(gpus), llm("LLaMA-1-30B"), IN_PAPERS)
     demand = Demand.of(workload.load([*_TRACES.values()][k]), 0.19 * gpus)
     made = Evaluator(model, demand, scaled(reference(model.llm, demand), 6.0))
     if k == 0:
