@@ -41,10 +41,9 @@ from hetero.apps.cards.delivery import (
     goodput,
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
-from hetero.apps.cards.limits import first_missed, limits
 from hetero.apps.cards.remedies import part_that_does
 from hetero.apps.cards.request import CardRequest, counts, requested
-from hetero.apps.cards.sensitivity import changes
+from hetero.apps.cards.sensitivity import changes, first_missed, limits
 from hetero.catalog import gpus
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment

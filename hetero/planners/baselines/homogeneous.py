@@ -26,9 +26,9 @@ from hetero.deployment import Deployment, Role
 from hetero.errors import InfeasibleError, require
 from hetero.planners import ground
 from hetero.planners.base import NORMAL, Effort, planner
-from hetero.planners.baselines.kinds import DEGREES
 from hetero.planners.baselines.plan import BaselinePlan, attained, goodput_rps, plan_of_baseline
 from hetero.planners.bound import bound
+from hetero.planners.ground import DEGREES
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.simulator import Slo

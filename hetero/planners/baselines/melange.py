@@ -40,8 +40,8 @@ from hetero.grouping import grouped
 from hetero.planners import ground
 from hetero.planners.base import NORMAL, Effort, plan_of, planner
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
-from hetero.planners.baselines.kinds import Kind
-from hetero.planners.baselines.kinds import kinds as find_kinds
+from hetero.planners.ground import Kind
+from hetero.planners.ground import kinds as find_kinds
 from hetero.plans import Plan
 from hetero.programs import Program, Solver, SolverLimits
 from hetero.question import Question
