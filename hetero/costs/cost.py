@@ -42,14 +42,14 @@ from hetero.arrays import Floats
 from hetero.catalog import Llm, ServingEngine
 from hetero.catalog.engines import EngineOverheads, EngineStage, Misfit
 from hetero.cluster import Cluster, Machine
-from hetero.costs.pipeline import CostSettings, Pipeline, PipelineStage, Rates
+from hetero.costs.pipeline import IN_PAPERS, CostSettings, Pipeline, PipelineStage, Rates
 from hetero.errors import InfeasibleError, require
 from hetero.latency.models import efficiencies
 from hetero.latency.models.roofline import Roofline
 from hetero.latency.resolve import ResolvedSteps, calibration_of, measured
 from hetero.workload import Trace
 
-__all__ = ["CostModel", "CostSettings", "Pipeline", "PipelineStage", "Rates"]
+__all__ = ["IN_PAPERS", "CostModel", "CostSettings", "Pipeline", "PipelineStage", "Rates"]
 
 _GIB = 2**30
 

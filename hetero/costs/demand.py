@@ -10,7 +10,7 @@ import numpy as np
 from hetero.arrays import Floats
 from hetero.catalog import Llm
 from hetero.cluster import Cluster, cluster
-from hetero.costs.cost import CostModel, CostSettings, PipelineStage
+from hetero.costs.cost import IN_PAPERS, CostModel, CostSettings, PipelineStage
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, require
 from hetero.simulator.metrics import Slo
@@ -153,7 +153,7 @@ def reference(
     >>> bool(0.1 < target.ttft_s < 0.5), bool(0.02 < target.tpot_s < 0.06)
     (True, True)
     """
-    model = CostModel(on or cluster("thunderserve-a100-8"), llm, settings or CostSettings())
+    model = CostModel(on or cluster("thunderserve-a100-8"), llm, settings or IN_PAPERS)
     for gpus in range(1, model.machines[0].count + 1):
         if not model.divides(gpus):
             continue

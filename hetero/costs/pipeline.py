@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,16 +32,13 @@ class CostSettings:
     Attributes
     ----------
     engine
-        What serves, see :class:`hetero.engines.EngineSpec`; by default the papers' systems.
+        What serves; :data:`IN_PAPERS` has the papers' systems.
     network_share
         Share of the line rate that a transfer between machines reaches; ThunderServe's Table 8
         moves 1.64 GB in 584 ms over 40 Gbit/s, 56 %.
     inside_share
         Share of the line rate that a transfer between the GPUs of a machine reaches; PCIe
         reaches 75 to 80 %.
-    kv_tokens
-        KV caches that engines of the whole model print, as (GPU, number of GPUs, tokens): what is
-        held of such GPUs follows from them.
     max_stages
         Largest number of pipeline stages. Long pipelines pool many GPUs into one queue, and one
         failure stops them all; the paper's plans have up to 2.
@@ -55,7 +52,7 @@ class CostSettings:
         Efficiencies of all GPUs; by default those calibrated for each type.
     """
 
-    engine: EngineSpec = PAPERS
+    engine: EngineSpec = field(default_factory=EngineSpec)
     network_share: float = 0.56
     inside_share: float = 0.75
     max_stages: int = 4
@@ -66,6 +63,10 @@ class CostSettings:
     def __post_init__(self) -> None:
         require_share(network_share=self.network_share, inside_share=self.inside_share)
         require_positive(max_stages=self.max_stages)
+
+
+IN_PAPERS: Final = CostSettings(engine=PAPERS)
+"""Of systems as the papers have them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ from typing import Final
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners import ground
-from hetero.planners.base import Planner
+from hetero.planners.base import NORMAL, Effort, Planner
 from hetero.planners.baselines import hexgen, homogeneous, melange, ranks
 from hetero.planners.bound import Bound, bound
-from hetero.planners.effort import NORMAL, Effort
 from hetero.planners.helix import plan as helix
 from hetero.planners.rignall import plan as rignall
 from hetero.planners.score import Rank, Score, score

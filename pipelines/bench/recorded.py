@@ -17,13 +17,13 @@ import numpy as np
 from hetero import workload
 from hetero.catalog import llm
 from hetero.cluster import Cluster, Machine, cluster
-from hetero.costs.cost import CostModel
+from hetero.costs.cost import IN_PAPERS, CostModel
 from hetero.costs.demand import Demand, reference, scaled
 from hetero.display import Column, Table
 from hetero.errors import InfeasibleError, require
 from hetero.placement import FlowNetwork, Problem
 from hetero.planners import helix
-from hetero.planners.effort import EFFORTS
+from hetero.planners.base import EFFORTS
 from hetero.planners.helix.planner import timing_key
 from hetero.planners.rignall import inner
 from hetero.planners.rignall.direct import Direct
@@ -262,7 +262,7 @@ def _phases() -> Iterator[Timed]:
 
 def _evaluator(gpus: int, k: int) -> Evaluator:
     """Plans on so many GPUs for one of the paper's workloads, after one that loads the solvers."""
-    model = CostModel(_cloud(gpus), llm("LLaMA-1-30B"))
+    model = CostModel(_cloud(gpus), llm("LLaMA-1-30B"), IN_PAPERS)
     demand = Demand.of(workload.load([*_TRACES.values()][k]), 0.19 * gpus)
     made = Evaluator(model, demand, scaled(reference(model.llm, demand), 6.0))
     if k == 0:

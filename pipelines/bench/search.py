@@ -28,8 +28,7 @@ from hetero.planners import ground
 from hetero.planners.score import goodput
 from hetero.plans import Plan
 from hetero.question import Question
-from hetero.search.estimates import promising
-from hetero.search.improve import built, layout_of, routers, space
+from hetero.search.improve import built, layout_of, promising, routers, space
 from hetero.search.portfolio import planner
 from hetero.search.race import GAIN, OURS, LayoutRace, Race
 from hetero.search.space import ReplicaLayout

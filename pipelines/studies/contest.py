@@ -25,9 +25,8 @@ from hetero.cluster.fleets import AS, fleet
 from hetero.engines import PAPERS
 from hetero.errors import ExportError, HeteroError, InfeasibleError, require, require_positive
 from hetero.latency import for_gpu
-from hetero.planners.base import Planner
+from hetero.planners.base import NORMAL, Effort, Planner
 from hetero.planners.bound import bound
-from hetero.planners.effort import NORMAL, Effort
 from hetero.planners.score import Estimate, Score, goodput, score
 from hetero.plans import Plan
 from hetero.question import Question

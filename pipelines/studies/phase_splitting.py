@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from hetero import catalog
 from hetero.catalog import Gpu
 from hetero.cluster import Cluster, Machine
-from hetero.costs.cost import CostModel, PipelineStage
+from hetero.costs.cost import IN_PAPERS, CostModel, PipelineStage
 from hetero.costs.groups import Design, Group, design, group
 from hetero.costs.pipeline import Pipeline
 from hetero.errors import require
@@ -63,7 +63,7 @@ def table1() -> pd.DataFrame:
 def _alone(gpu: Gpu) -> Pipeline:
     """LLaMA-7B on one GPU."""
     small = catalog.llm("LLaMA-1-7B")
-    model = CostModel(Cluster("one", (Machine("one", gpu),)), small)
+    model = CostModel(Cluster("one", (Machine("one", gpu),)), small, IN_PAPERS)
     return model.pipeline([PipelineStage(0, 1, small.layers)])
 
 

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from hetero import catalog
 from hetero.catalog import Link, Llm
 from hetero.cluster import Cluster
+from hetero.comparison import compare
 from hetero.deployment import Engine
 from hetero.engines import PAPERS, replicated, roofline_steps
 from hetero.memory import KvFormula
 from hetero.planners.xiong.tensor_parallel import DegreeSearch, roofline_source
 from hetero.plots.figures import CYCLE, shared_legend
-from hetero.routers import RoundRobin
-from hetero.simulator import metrics, simulate
+from hetero.routers import Builtin
+from hetero.simulator import Run, metrics
 from hetero.workload import Trace
 
 #: Order of the degrees that the paper prints.
@@ -92,39 +93,38 @@ def readings(estimate: Search, samples: Mapping[int, Trace]) -> pd.DataFrame:
 
 
 def simulations(
-    machine: Cluster, model: Llm, degrees: Sequence[int], works: Mapping[int, Trace]
+    machine: Cluster,
+    model: Llm,
+    degrees: Sequence[int],
+    works: Mapping[int, Trace],
+    router: Builtin,
 ) -> pd.DataFrame:
-    """Every degree simulated with requests in rotation, by link, engine, degree and seed.
+    """Every degree simulated with a router, by link, engine, degree and seed.
 
     Column ``ends_s`` holds the completion times of all instances.
     """
-    rows = []
-    for (name, link), told, t in product(links().items(), SETTINGS, degrees):
-        engine, formula = SETTINGS[told]
-        deployment = replicated(
-            machine,
-            model,
-            {"v100": t},
-            replace(PAPERS, steps=roofline_steps(link=link), rules=engine, kv_formula=formula),
+    parts = []
+    for (name, link), (told, (engine, formula)) in product(links().items(), SETTINGS.items()):
+        spec = replace(PAPERS, steps=roofline_steps(link=link), rules=engine, kv_formula=formula)
+        made = {t: replicated(machine, model, {"v100": t}, spec) for t in degrees}
+        found = compare(
+            made, router, lambda _, seed: works[seed], np.inf, tuple(works), measure=_measured
         )
-        for seed, work in works.items():
-            run = simulate(deployment, work, RoundRobin(), seed=seed)
-            result = metrics(run)
-            rows.append(
-                {
-                    "link": name,
-                    "engine": told,
-                    "seed": seed,
-                    "t": t,
-                    TPS: result.total_tps,
-                    "throughput [requests/s]": result.requests_per_s,
-                    "completion, slowest [s]": float(run.completion_s().max()),
-                    "slowest/fastest instance": result.imbalance,
-                    "preemptions": result.preemptions,
-                    "ends_s": run.completion_s(),
-                }
-            )
-    return pd.DataFrame(rows)
+        parts.append(found.frame.assign(link=name, engine=told).rename(columns={"plan": "t"}))
+    rows = pd.concat(parts, ignore_index=True)
+    return rows[["link", "engine", "seed", "t", *rows.columns[4:-2]]]
+
+
+def _measured(run: Run) -> dict[str, object]:
+    result, ends_s = metrics(run), run.completion_s()
+    return {
+        TPS: result.total_tps,
+        "throughput [requests/s]": result.requests_per_s,
+        "completion, slowest [s]": float(ends_s.max()),
+        "slowest/fastest instance": result.imbalance,
+        "preemptions": result.preemptions,
+        "ends_s": ends_s,
+    }
 
 
 def by_setting(simulated: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:

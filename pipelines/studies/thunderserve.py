@@ -16,7 +16,7 @@ from hetero import catalog, cluster
 from hetero.arrays import Floats
 from hetero.catalog import Llm
 from hetero.cluster import Cluster, Machine
-from hetero.costs.cost import CostModel, CostSettings, PipelineStage, Rates
+from hetero.costs.cost import IN_PAPERS, CostModel, CostSettings, PipelineStage, Rates
 from hetero.costs.demand import Demand, reference
 from hetero.costs.groups import Design
 from hetero.costs.pipeline import Pipeline
@@ -432,7 +432,7 @@ def _alone_ms(made: PhasePlan) -> Floats:
 def kv_shares() -> pd.DataFrame:
     """Share of the KV transfer in a request of LLaMA-7B on two A5000 [%] (ThunderServe Fig. 18)."""
     llm = catalog.llm("LLaMA-1-7B")
-    costs = CostModel(cluster.cluster("thunderserve-a5000-pair"), llm)
+    costs = CostModel(cluster.cluster("thunderserve-a5000-pair"), llm, IN_PAPERS)
     prefill, decode = (costs.pipeline([PipelineStage(k, 1, llm.layers)]) for k in (0, 1))
     rows = []
     ways: tuple[Bits, ...] = (16, 8, 4)

@@ -12,7 +12,7 @@ from hetero.apps.cards.request import request
 from hetero.apps.export import Service
 from hetero.cluster import Cluster, Machine, Network
 from hetero.engines import PAPERS, EngineSpec
-from hetero.planners.effort import Effort
+from hetero.planners.base import Effort
 from hetero.question import Question
 from hetero.search.portfolio import Tried, ask, planner, portfolio
 from hetero.simulator import Slo

@@ -11,7 +11,7 @@ from hetero import catalog
 from hetero.apps.cards import delivery
 from hetero.apps.cards.card import PlanCard
 from hetero.cluster import Cluster, Machine, Network
-from hetero.planners.effort import EFFORTS, Effort
+from hetero.planners.base import EFFORTS, Effort
 
 LITTLE = Effort(
     requests=120, rates=1, tabu_steps=3, tabu_neighbours=3, generations=2, population=4, layouts=4,

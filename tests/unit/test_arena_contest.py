@@ -13,8 +13,8 @@ from hetero.catalog import llm
 from hetero.cluster.fleets import fleet
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency import for_gpu
+from hetero.planners.base import Effort
 from hetero.planners.bound import bound
-from hetero.planners.effort import Effort
 from hetero.planners.score import Estimate, Score, goodput, score
 from hetero.plans import Plan
 from hetero.question import Question

@@ -10,7 +10,7 @@ import pytest
 
 from hetero import catalog, workload
 from hetero.cluster import Cluster, Machine, cluster
-from hetero.costs.cost import CostModel
+from hetero.costs.cost import IN_PAPERS, CostModel
 from hetero.costs.demand import Demand
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import InfeasibleError, ParameterError
@@ -69,10 +69,10 @@ def shop() -> Cluster:
 
 def test_melange_is_the_cheapest_of_all_mixes() -> None:
     fleet, rate = shop(), 8.0
-    found = melange.cheapest(fleet, SEVEN, CHATS.head(2000), rate)
+    found = melange.cheapest(fleet, SEVEN, CHATS.head(2000), rate, settings=IN_PAPERS)
     assert found.status == "optimal"
     assert found.gap <= 1e-4
-    program = melange.MelangeProgram(fleet, SEVEN, CHATS.head(2000))
+    program = melange.MelangeProgram(fleet, SEVEN, CHATS.head(2000), settings=IN_PAPERS)
     prices = [kind.machine.usd_per_h for kind in program.kinds]
     cheapest = np.inf
     for numbers in product(range(4), repeat=len(program.kinds)):
@@ -87,13 +87,13 @@ def test_melange_is_the_cheapest_of_all_mixes() -> None:
                 for k in range(n)
             ),
         )
-        if melange.fastest(part, SEVEN, CHATS.head(2000)).rate_rps >= rate:
+        if melange.fastest(part, SEVEN, CHATS.head(2000), settings=IN_PAPERS).rate_rps >= rate:
             cheapest = price
     assert found.usd_per_h == pytest.approx(cheapest)
 
 
 def test_melange_serves_what_it_promises() -> None:
-    found = melange.cheapest(shop(), SEVEN, CHATS.head(2000), 6.0, load=0.7)
+    found = melange.cheapest(shop(), SEVEN, CHATS.head(2000), 6.0, load=0.7, settings=IN_PAPERS)
     trace = CHATS.head(2000).poisson(6.0, np.random.default_rng(0))
     run = simulate(found.deployment(), trace, found.router())
     assert run.counts["rejected"] == 0
@@ -103,9 +103,9 @@ def test_melange_serves_what_it_promises() -> None:
 
 def test_melange_says_what_it_cannot_do() -> None:
     with pytest.raises(InfeasibleError, match="of the 500 requests/s"):
-        melange.cheapest(shop(), SEVEN, CHATS.head(500), 500.0)
+        melange.cheapest(shop(), SEVEN, CHATS.head(500), 500.0, settings=IN_PAPERS)
     with pytest.raises(InfeasibleError, match="within the targets"):
-        melange.fastest(shop(), SEVEN, CHATS.head(500), slo=Slo(ttft_s=1e-3))
+        melange.fastest(shop(), SEVEN, CHATS.head(500), slo=Slo(ttft_s=1e-3), settings=IN_PAPERS)
     unpriced = replace(
         shop(),
         machines=tuple(
@@ -113,12 +113,12 @@ def test_melange_says_what_it_cannot_do() -> None:
         ),
     )
     with pytest.raises(ParameterError, match="has no price"):
-        melange.cheapest(unpriced, SEVEN, CHATS.head(500), 1.0)
+        melange.cheapest(unpriced, SEVEN, CHATS.head(500), 1.0, settings=IN_PAPERS)
 
 
 def test_slices_cost_no_less_than_continuous_shares() -> None:
-    whole = melange.cheapest(shop(), SEVEN, CHATS.head(1000), 8.0, slices=2)
-    free = melange.cheapest(shop(), SEVEN, CHATS.head(1000), 8.0)
+    whole = melange.cheapest(shop(), SEVEN, CHATS.head(1000), 8.0, slices=2, settings=IN_PAPERS)
+    free = melange.cheapest(shop(), SEVEN, CHATS.head(1000), 8.0, settings=IN_PAPERS)
     assert whole.usd_per_h is not None
     assert free.usd_per_h is not None
     assert whole.usd_per_h >= free.usd_per_h - 1e-9
@@ -135,8 +135,8 @@ def chats() -> Trace:
 def test_divisions_use_every_gpu_once_and_the_best_wins(chats: Trace) -> None:
     house, llm, slo = cluster("thunderserve-a100-8"), catalog.llm("LLaMA-1-30B"), Slo(e2e_s=30.0)
     for found in (
-        colocated(house, llm, chats, slo, rate_rps=6.0),
-        distserve(house, llm, chats, slo, rate_rps=6.0),
+        colocated(house, llm, chats, slo, rate_rps=6.0, settings=IN_PAPERS),
+        distserve(house, llm, chats, slo, rate_rps=6.0, settings=IN_PAPERS),
     ):
         assert sum(node.gpus for node in found.deployment.replicas) <= 8
         assert found.value == max(value for _, value in found.tried)
@@ -170,7 +170,9 @@ def test_goodput_is_the_last_rate_that_reaches_the_goal(chats: Trace) -> None:
 
 def test_machines_of_several_kinds_are_refused(chats: Trace) -> None:
     with pytest.raises(ParameterError, match="several kinds"):
-        distserve(cluster("thunderserve-cloud-32"), SEVEN, chats, Slo(e2e_s=30.0))
+        distserve(
+            cluster("thunderserve-cloud-32"), SEVEN, chats, Slo(e2e_s=30.0), settings=IN_PAPERS
+        )
 
 
 # HexGen -----------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def test_machines_of_several_kinds_are_refused(chats: Trace) -> None:
 
 def test_hexgen_uses_each_gpu_at_most_once_and_repeats_itself(chats: Trace) -> None:
     fleet = cluster("thunderserve-a40-3090ti-40gbit")
-    costs = CostModel(fleet, catalog.llm("LLaMA-1-13B"))
+    costs = CostModel(fleet, catalog.llm("LLaMA-1-13B"), IN_PAPERS)
     demand, slo = Demand.of(chats, 3.0), Slo(e2e_s=20.0)
     found = hexgen(costs, demand, chats.head(200), slo, generations=4, population=4, children=8)
     used = np.zeros(2, int)

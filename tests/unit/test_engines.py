@@ -18,7 +18,7 @@ from hetero.catalog import serving_engine
 from hetero.catalog.engines import EngineStage, serving_engines
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
-from hetero.costs.cost import CostModel, CostSettings, PipelineStage
+from hetero.costs.cost import IN_PAPERS, CostModel, CostSettings, PipelineStage
 from hetero.costs.groups import Fleet
 from hetero.engines import EngineSpec
 from hetero.errors import ExportError, ParameterError
@@ -142,7 +142,7 @@ def test_what_an_engine_does_not_run_on() -> None:
 def test_groups_of_a_fleet_keep_the_rules() -> None:
     settings = CostSettings(engine=EngineSpec())
     model = CostModel(MIXED, THIRTY, settings)
-    free = Fleet(CostModel(MIXED, THIRTY))
+    free = Fleet(CostModel(MIXED, THIRTY, IN_PAPERS))
     held = Fleet(model)
     mixed, uneven, equal = ((0, 2), (1, 4)), ((1, 4), (2, 2)), ((3, 2), (4, 2))
     assert free.fits(mixed)

@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 
 from hetero import catalog, workload
 from hetero.cluster import cluster
-from hetero.costs.cost import CostModel, PipelineStage
+from hetero.costs.cost import IN_PAPERS, CostModel, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.parallel import Configurations
 from hetero.latency.models.affine import Affine
@@ -24,7 +24,7 @@ from hetero.planners.rignall.divider import divide
 from hetero.planners.rignall.inner import Deviations, solve
 from hetero.planners.rignall.rates import IslandClass, RateTable
 from hetero.planners.rignall.search import Objective
-from hetero.planners.thunderserve.orchestrate import transport
+from hetero.planners.thunderserve.evaluate import transport
 from hetero.planners.xiong.estimate import throughput
 from hetero.routers.pipelines import FlowRouter
 from hetero.simulator.pipelines import simulate_pipelines
@@ -282,7 +282,7 @@ def test_thunderserve_transport_program(seed: int) -> None:
 
 
 def test_thunderserve_algorithm_2_the_parallel_configuration() -> None:
-    model = CostModel(cluster("thunderserve-cloud-32"), catalog.llm("LLaMA-1-30B"))
+    model = CostModel(cluster("thunderserve-cloud-32"), catalog.llm("LLaMA-1-30B"), IN_PAPERS)
     demand = Demand.of(workload.load("azure2023_conv"), rate_rps=5.0)
     layers = model.llm.layers
     for machine, gpus in ((4, 4), (4, 2), (0, 4), (5, 4)):

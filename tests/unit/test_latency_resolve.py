@@ -9,7 +9,7 @@ import pytest
 
 from hetero import cluster
 from hetero.catalog import gpu, link, llm, serving_engine
-from hetero.costs.cost import CostModel, CostSettings, PipelineStage
+from hetero.costs.cost import IN_PAPERS, CostModel, CostSettings, PipelineStage
 from hetero.costs.replicas import replica
 from hetero.deployment import Deployment
 from hetero.engines import EngineSpec, replicated
@@ -163,7 +163,7 @@ def test_costs_follow_the_table_of_the_engine(fleet) -> None:
     assert own == pytest.approx(float(table.decode_seconds([1024] * 32)), rel=0.1)
     prompt = float(vllm.pipeline([stage]).prefill_latency_s(1024.0))
     assert prompt == pytest.approx(float(table.prefill_seconds([1024])), rel=0.1)
-    paper = CostModel(fleet, EIGHT)
+    paper = CostModel(fleet, EIGHT, IN_PAPERS)
     assert replica(paper.pipeline([stage]), "one").step.source.startswith("roofline")
     a40 = [PipelineStage(1, 1, EIGHT.layers)]
     for costs, engine in ((vllm, "vllm"), (paper, "any")):

@@ -13,6 +13,7 @@ from hetero.apps.capacity.resilience import resilience
 from hetero.apps.cards import delivery
 from hetero.apps.explorer import explore
 from hetero.cluster import cluster
+from hetero.costs.cost import IN_PAPERS
 from hetero.planners.score import score
 from hetero.plans import Plan
 from hetero.question import judged, sustained_rps
@@ -74,7 +75,7 @@ def test_without_targets_it_is_saturation(plan: Plan) -> None:
 
 def test_a_fleet_that_is_sized_sustains_what_its_plan_does() -> None:
     load = CASE.load(precision=PRECISION, seeds=(0,))
-    market = Market(from_catalog(["A40"], sizes=(1,)), CASE.llm, load)
+    market = Market(from_catalog(["A40"], sizes=(1,)), CASE.llm, load, IN_PAPERS)
     fleet = {next(iter(market.fluid.columns)): 3}
     most = sustained_rps(market.plan(fleet), load, 0)
     assert market.sustains(fleet, load.at(most))

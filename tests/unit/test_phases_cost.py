@@ -5,7 +5,7 @@ import pytest
 
 from hetero.catalog import llm
 from hetero.cluster import cluster
-from hetero.costs.cost import CostModel, CostSettings, PipelineStage
+from hetero.costs.cost import IN_PAPERS, CostModel, CostSettings, PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import lag, replica, step_model
 from hetero.engines import EngineSpec
@@ -19,7 +19,7 @@ MODEL = llm("LLaMA-1-30B")
 
 @pytest.fixture(scope="module")
 def pair() -> CostModel:
-    return CostModel(cluster("thunderserve-a40-3090ti-40gbit"), MODEL)
+    return CostModel(cluster("thunderserve-a40-3090ti-40gbit"), MODEL, IN_PAPERS)
 
 
 def test_one_stage_is_the_roofline_of_the_whole_model(pair):
@@ -53,7 +53,7 @@ def test_one_stage_of_a_mixture_is_what_simulate_plays(engine, model, precision)
 
 def test_experts_of_all_stages_are_those_of_the_model():
     """Shares of the layers on equal GPUs add up, and beyond the knots the last slope goes on."""
-    costs = CostModel(cluster("thunderserve-a100-8"), llm("Qwen3-30B-A3B"))
+    costs = CostModel(cluster("thunderserve-a100-8"), llm("Qwen3-30B-A3B"), IN_PAPERS)
     whole = Pipeline(costs, (PipelineStage(0, 2, 48),))
     parts = Pipeline(costs, (PipelineStage(0, 2, 11), PipelineStage(0, 2, 37)))
     n = np.array([0.0, 1.0, 37.0, 5000.0, 1e6, 2e6])
@@ -116,7 +116,7 @@ def test_what_cannot_be_is_refused(pair):
     with pytest.raises(ParameterError, match="which has 4"):
         pair.pipeline([PipelineStage(0, 4, 30), PipelineStage(0, 2, 30)])
     with pytest.raises(ParameterError, match="cannot share"):
-        CostModel(cluster("thunderserve-a100-8"), MODEL).rates(0, 8)  # 52 heads
+        CostModel(cluster("thunderserve-a100-8"), MODEL, IN_PAPERS).rates(0, 8)  # 52 heads
 
 
 def test_most_layers_leave_room_for_a_cache(pair):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -13,13 +14,12 @@ from hetero import workload
 from hetero.catalog import llm
 from hetero.cluster import cluster
 from hetero.costs.attainment import Pairs
-from hetero.costs.cost import CostModel, CostSettings, PipelineStage
+from hetero.costs.cost import IN_PAPERS, CostModel, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Fleet
 from hetero.costs.parallel import Configurations, shortest, widest
 from hetero.costs.transfer import KvTransfer
-from hetero.planners.thunderserve.evaluate import Evaluator
-from hetero.planners.thunderserve.orchestrate import orchestrate, transport
+from hetero.planners.thunderserve.evaluate import Evaluator, orchestrate, transport
 from hetero.simulator import Slo
 
 MODEL = llm("LLaMA-1-30B")
@@ -27,7 +27,7 @@ MODEL = llm("LLaMA-1-30B")
 
 @pytest.fixture(scope="module")
 def cloud() -> CostModel:
-    return CostModel(cluster("thunderserve-cloud-32"), MODEL)
+    return CostModel(cluster("thunderserve-cloud-32"), MODEL, IN_PAPERS)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_routes_are_the_best_of_all_permutations(data):
 
 
 def test_algorithm_2_gives_a_group_one_degree_and_uses_all_its_gpus(conversation):
-    settings = CostSettings(max_stages=2, one_degree=True, max_gpus=4)
+    settings = replace(IN_PAPERS, max_stages=2, one_degree=True, max_gpus=4)
     search = Configurations(
         CostModel(cluster("thunderserve-cloud-32"), MODEL, settings), conversation
     )

@@ -13,7 +13,7 @@ from hetero import workload
 from hetero.apps.answers.phases import phases as answer
 from hetero.catalog import llm
 from hetero.cluster import Machine, cluster
-from hetero.costs.cost import CostModel
+from hetero.costs.cost import IN_PAPERS, CostModel
 from hetero.costs.demand import Demand, reference, scaled
 from hetero.costs.groups import Fleet, design, group
 from hetero.errors import DataError, InfeasibleError, ParameterError
@@ -33,7 +33,7 @@ def evaluator(name: str, rate: float, model: str = "LLaMA-1-30B", scale: float =
     chosen = llm(model)
     demand = Demand.of(workload.load("azure2023_conv"), rate)
     target = scaled(reference(chosen, demand), scale)
-    return Evaluator(CostModel(cluster(name), chosen), demand, target)
+    return Evaluator(CostModel(cluster(name), chosen, IN_PAPERS), demand, target)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def used(one, machines: int) -> np.ndarray:
 
 def test_partitions_agree_with_a_plain_recursion():
     """All set partitions of eight GPUs, of which equal ones are merged."""
-    fleet = Fleet(CostModel(cluster(PAIR), llm("LLaMA-1-13B")))
+    fleet = Fleet(CostModel(cluster(PAIR), llm("LLaMA-1-13B"), IN_PAPERS))
     gpus = [0] * 4 + [1] * 4
 
     def divide(left):
@@ -242,7 +242,8 @@ def test_a_fleet_too_small_says_what_is_missing():
 
 def plan_for(name: str, search, **options) -> PhasePlan:
     one = evaluator(name, 1.0)
-    return phases(cluster(name), one.model.llm, one.demand, one.slo, search=search, **options)
+    how = {"search": search, "settings": IN_PAPERS, **options}
+    return phases(cluster(name), one.model.llm, one.demand, one.slo, **how)
 
 
 # Plans ----------------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ def test_plans_follow_the_network():
     shares = {}
     for speed in (40, 5):
         fleet = cluster(f"thunderserve-a40-3090ti-{speed}gbit")
-        one = Evaluator(CostModel(fleet, chosen), Demand(20.0, *lengths), Slo())
+        one = Evaluator(CostModel(fleet, chosen, IN_PAPERS), Demand(20.0, *lengths), Slo())
         shares[speed] = PhasePlan.of(one, enumerate_all(one).best).gpu_share
     assert shares[40]("A40", "prefill") >= 0.75
     assert shares[40]("RTX-3090Ti", "decode") == 1.0

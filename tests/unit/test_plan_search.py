@@ -20,8 +20,7 @@ from hetero.planners.score import goodput
 from hetero.plans import Plan
 from hetero.question import Question, judged
 from hetero.routers import PowerOfTwo, Predictive
-from hetero.search.estimates import promising
-from hetero.search.improve import built, improve, routers, space
+from hetero.search.improve import built, improve, promising, routers, space
 from hetero.search.portfolio import ask, planner
 from hetero.search.race import SLACK, Race
 from hetero.search.space import ReplicaSpace, best_first

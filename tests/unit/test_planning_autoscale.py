@@ -19,6 +19,7 @@ from hetero.apps.capacity.autoscale import (
 from hetero.apps.capacity.curve import DayPlan, LoadCurve, day
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.states import Rental
+from hetero.costs.cost import IN_PAPERS
 from hetero.errors import ParameterError
 from hetero.question import Load
 from hetero.simulator import Slo
@@ -37,7 +38,7 @@ def stepped() -> DayPlan:
     )
     load = Load(CHATS, STEP.peak_rps, Slo(ttft_s=2.0, tpot_s=0.12), 0.9, 0.05, (0,))
     listed = replace(listed, offers=offers, start_s=400.0)
-    return day(Market(listed, catalog.llm("Llama-3-8B"), load), STEP)
+    return day(Market(listed, catalog.llm("Llama-3-8B"), load, IN_PAPERS), STEP)
 
 
 @pytest.mark.parametrize("start_s", [0.0, 400.0])

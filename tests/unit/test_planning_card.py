@@ -19,9 +19,8 @@ from hetero.apps.cards.answer import grouped
 from hetero.apps.cards.card import PlanCard, Sampled
 from hetero.apps.cards.delivery import SHARES, goodput, promised, redeployed, rerun, worst_quarter
 from hetero.apps.cards.difference import difference
-from hetero.apps.cards.limits import BETTER, first_missed
 from hetero.apps.cards.request import more, request
-from hetero.apps.cards.sensitivity import without
+from hetero.apps.cards.sensitivity import BETTER, first_missed, without
 from hetero.apps.export import vllm
 from hetero.apps.export.service import Service
 from hetero.catalog import Link

@@ -12,6 +12,7 @@ from hetero import catalog, workload
 from hetero.apps.capacity import prices
 from hetero.apps.capacity.curve import LoadCurve, day
 from hetero.apps.capacity.market import Market
+from hetero.costs.cost import IN_PAPERS
 from hetero.errors import DataError, ParameterError
 from hetero.plots import days, figures
 from hetero.question import Load
@@ -26,7 +27,7 @@ def market(discount: float, start_s: float = 600.0) -> Market:
     listed = prices.from_catalog(["A40"], sizes=(1,))
     offers = tuple(replace(o, reserved_usd_per_h=discount * o.usd_per_h) for o in listed.offers)
     load = Load(CHATS, CURVE.peak_rps, Slo(ttft_s=2.0, tpot_s=0.12), 0.9, 0.05, (0,))
-    return Market(replace(listed, offers=offers, start_s=start_s), MODEL, load)
+    return Market(replace(listed, offers=offers, start_s=start_s), MODEL, load, IN_PAPERS)
 
 
 @pytest.mark.parametrize("discount", [1.0, 0.75, 0.4])
@@ -100,7 +101,7 @@ def test_curves_come_from_files(tmp_path) -> None:
 
 
 def replace_rate(here: Market) -> Market:
-    return Market(here.prices, here.llm, here.load.at(1.0))
+    return Market(here.prices, here.llm, here.load.at(1.0), IN_PAPERS)
 
 
 def test_the_command_writes_the_day(tmp_path, told) -> None:

@@ -15,6 +15,7 @@ from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.resilience import kinds_of_loss, resilience, spare
 from hetero.apps.capacity.trial import dispatcher, outcome
 from hetero.cluster import Cluster, Machine, cluster
+from hetero.costs.cost import IN_PAPERS
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError
 from hetero.plans import Group, Plan
@@ -126,7 +127,7 @@ def test_no_cheaper_spare_survives_every_loss() -> None:
     listed = prices.from_catalog(["L4", "A40", "L40S"], sizes=(1,))
     found = spare(plan, busy, listed, precision=0.05, seeds=(0,))
     load = Load(CHATS, 13.0, SLO, 0.9, 0.05, (0,))
-    market = Market(listed, MODEL, load)
+    market = Market(listed, MODEL, load, IN_PAPERS)
     columns = market.fluid.columns
 
     def survives(chosen: tuple[int, ...]) -> bool:

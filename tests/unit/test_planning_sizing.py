@@ -22,7 +22,7 @@ from hetero.apps.capacity.sizing import Candidate, cheapest, cheapest_part
 from hetero.apps.capacity.trial import dispatcher, outcome
 from hetero.catalog import EngineName
 from hetero.cluster import find
-from hetero.costs.cost import CostSettings
+from hetero.costs.cost import IN_PAPERS, CostSettings
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.engines import EngineSpec
 from hetero.errors import DataError, InfeasibleError, ParameterError
@@ -50,7 +50,7 @@ def market(rate_rps: float, gpus=("L4", "A40"), precision=0.05, most=None) -> Ma
     listed = prices.from_catalog(gpus, sizes=(1,))
     if most is not None:
         listed = listed.limited(most)
-    return Market(listed, MODEL, Load(CHATS, rate_rps, SLO, 0.9, precision, (0,)))
+    return Market(listed, MODEL, Load(CHATS, rate_rps, SLO, 0.9, precision, (0,)), IN_PAPERS)
 
 
 def test_no_cheaper_fleet_of_two_types_carries_the_load() -> None:
@@ -75,7 +75,7 @@ def test_no_cheaper_fleet_of_two_types_carries_the_load() -> None:
 def test_the_bound_is_the_best_of_all_fleets_of_a_linear_program_per_request() -> None:
     few = CHATS.head(40)
     listed = prices.from_catalog(["L4", "A40", "A100-SXM-80GB"], sizes=(1, 2))
-    here = Market(listed, MODEL, Load(few, RATE, SLO))
+    here = Market(listed, MODEL, Load(few, RATE, SLO), IN_PAPERS)
     fluid = here.fluid
     prices_h = np.array([here.offers[k].usd_per_h for k, _ in fluid.columns])
     bound = fluid.least_usd_per_h(RATE)
@@ -188,11 +188,11 @@ def test_limits_are_kept_and_what_does_not_suffice_is_said() -> None:
 def test_a_division_that_smaller_machines_offer_as_cheaply_is_left_out() -> None:
     listed = prices.from_catalog(["A40"], sizes=(1, 2, 4))
     load = Load(CHATS, 5.0, SLO, precision=0.05)
-    assert Market(listed, MODEL, load).fluid.columns == [(0, (1,)), (1, (2,)), (2, (4,))]
+    assert Market(listed, MODEL, load, IN_PAPERS).fluid.columns == [(0, (1,)), (1, (2,)), (2, (4,))]
     offers = tuple(
         replace(o, usd_per_h=o.usd_per_h * (2 if o.count == 1 else 1)) for o in listed.offers
     )
-    dear = Market(replace(listed, offers=offers), MODEL, load)
+    dear = Market(replace(listed, offers=offers), MODEL, load, IN_PAPERS)
     assert (1, (1, 1)) in dear.fluid.columns
     assert (2, (2, 2)) not in dear.fluid.columns
 
@@ -326,7 +326,7 @@ def test_price_lists_are_joined_and_filtered(tmp_path) -> None:
     assert [o.usd_per_h for o in found.only(["l4"]).offers] == [0.8, 0.7]
     with pytest.raises(ParameterError, match="offers no L40S"):
         found.only(["L40S"])
-    both = Market(found.only(["L4"]), MODEL, Load(CHATS, 2.0, SLO, 0.9, 0.05, (0,)))
+    both = Market(found.only(["L4"]), MODEL, Load(CHATS, 2.0, SLO, 0.9, 0.05, (0,)), IN_PAPERS)
     sized = cheapest(both, draws=0)
     # Machines of the same name from two lists stay apart.
     assert len({group.name for group in sized.plan.groups}) == len(sized.plan.groups)
@@ -351,7 +351,7 @@ def test_the_cheapest_part_of_a_cluster_carries_the_load() -> None:
 
 def test_requests_beyond_the_context_window_are_left_out_and_counted() -> None:
     long = Trace([0.0, 1.0, 2.0], [100, 9000, 200], [10, 10, 10])
-    here = Market(prices.from_catalog(["A40"]), MODEL, Load(long, 1.0, SLO))
+    here = Market(prices.from_catalog(["A40"]), MODEL, Load(long, 1.0, SLO), IN_PAPERS)
     assert len(here.load.trace) == 2
     assert here.notes[:-1] == (
         "1 of 3 requests is longer than the context window of Llama-3-8B, 8,192 tokens: left out.",

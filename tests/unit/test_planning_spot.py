@@ -14,6 +14,7 @@ from hetero.apps.capacity import prices
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.spot import cheapest_mix, play_hours, spot_risk
 from hetero.apps.capacity.states import Rental, availability, cheapest_set, states
+from hetero.costs.cost import IN_PAPERS
 from hetero.errors import ParameterError
 from hetero.question import Load
 from hetero.simulator import Slo
@@ -29,7 +30,7 @@ def market(losses_per_h: float = 0.5, share: float = 0.4, start_s: float = 900.0
         for o in listed.offers
     )
     load = Load(CHATS, 6.0, Slo(ttft_s=2.0, tpot_s=0.12), 0.9, 0.05, (0,))
-    return Market(replace(listed, offers=offers, start_s=start_s), MODEL, load)
+    return Market(replace(listed, offers=offers, start_s=start_s), MODEL, load, IN_PAPERS)
 
 
 def test_states_last_as_long_as_machines_that_are_drawn_one_by_one() -> None:
@@ -133,8 +134,8 @@ def test_what_cannot_be_mixed_is_refused() -> None:
     plain = prices.from_catalog(["A40"], sizes=(1,))
     load = Load(CHATS, 6.0, Slo(ttft_s=2.0), 0.9, 0.05, (0,))
     with pytest.raises(ParameterError, match="spot price"):
-        cheapest_mix(Market(plain, MODEL, load))
-    here = Market(plain, MODEL, load)
+        cheapest_mix(Market(plain, MODEL, load, IN_PAPERS))
+    here = Market(plain, MODEL, load, IN_PAPERS)
     with pytest.raises(ParameterError, match="no spot price"):
         spot_risk(here, {}, {here.fluid.columns[0]: 1})
 

@@ -9,7 +9,7 @@ import pytest
 
 from hetero import catalog, workload
 from hetero.cluster import cluster
-from hetero.costs.cost import CostModel, PipelineStage
+from hetero.costs.cost import IN_PAPERS, CostModel, PipelineStage
 from hetero.costs.demand import Demand, reference
 from hetero.deployment import Deployment, KvLink, Replica
 from hetero.errors import InfeasibleError, ParameterError
@@ -75,7 +75,7 @@ def test_a_reference_that_is_too_short_is_refused() -> None:
 
 
 def test_reload_reads_the_weights_once_per_replica_or_machine() -> None:
-    model = CostModel(cluster("thunderserve-cloud-32"), catalog.llm("LLaMA-1-30B"))
+    model = CostModel(cluster("thunderserve-cloud-32"), catalog.llm("LLaMA-1-30B"), IN_PAPERS)
     weights_s = model.llm.weight_bytes() / 1.2e9
     pairs = [model.pipeline([PipelineStage(4, 2, 60)]) for _ in range(4)]
     assert reload(pairs).seconds == pytest.approx(4 * weights_s)
@@ -173,7 +173,7 @@ def service() -> PhaseService:
     """Two A40 and two 3090Ti pairs prefill, the others decode."""
     llm = catalog.llm("LLaMA-1-13B")
     fleet = cluster("thunderserve-a40-3090ti-40gbit")
-    model = CostModel(fleet, llm)
+    model = CostModel(fleet, llm, IN_PAPERS)
     demand = Demand.of(workload.load("azure2023_conv"), 1.0)
     slo = Slo(e2e_s=8 * float(reference(llm, demand).e2e_s or 0))
     parts = [

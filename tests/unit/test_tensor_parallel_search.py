@@ -6,6 +6,7 @@ import pytest
 
 from hetero import catalog, cluster, workload
 from hetero.planners.xiong.tensor_parallel import roofline_source, search
+from hetero.routers import RoundRobin
 from pipelines.studies import tensor_parallel_search as study
 
 DEGREES = [1, 2, 4, 8]
@@ -62,7 +63,7 @@ def test_inputs_are_stretched_and_outputs_kept(samples):
 
 def test_equal_work_ends_together_and_is_drawn_by_instance(estimate, machine, model, samples):
     works = {7: samples[0].all_at_once().duplicate(8)}
-    table = study.simulations(machine, model, DEGREES, works)
+    table = study.simulations(machine, model, DEGREES, works, RoundRobin())
     assert len(table) == 2 * 3 * len(DEGREES)
     assert [len(ends) for ends in table["ends_s"][:4]] == [8, 4, 2, 1]
     assert table["slowest/fastest instance"].max() == pytest.approx(1.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetero import catalog, cluster, workload
-from hetero.costs.cost import CostModel, CostSettings
+from hetero.costs.cost import IN_PAPERS, CostModel
 from hetero.costs.groups import Fleet
 from hetero.simulator import simulate
 from hetero.simulator.metrics import attainment
@@ -30,7 +30,7 @@ def study():
         seeds=[0, 1],
         requests=20,
         plan_scale=5.0,
-        settings=CostSettings(max_stages=2),
+        settings=replace(IN_PAPERS, max_stages=2),
         tabu_steps=1,
     )
 

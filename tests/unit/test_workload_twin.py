@@ -10,9 +10,9 @@ import pytest
 
 from hetero import paths, workload
 from hetero.errors import DataError, ParameterError
-from hetero.workload import Trace, Twin, cascade, statistics
+from hetero.workload import Trace, Twin, statistics
 from hetero.workload.synthetic import Exponential, Lognormal, synthetic
-from hetero.workload.twin import LIMIT_BYTES
+from hetero.workload.twin import LIMIT_BYTES, fit_arrivals
 from hetero.workload.twin_check import BARS
 
 NAMES = (
@@ -189,7 +189,7 @@ def test_lengths_drift_over_time_as_in_the_trace() -> None:
 
 def test_a_poisson_process_is_one_burst_without_clustering() -> None:
     arrival = np.cumsum(np.random.default_rng(0).exponential(0.1, 40_000))
-    model = cascade.fit(arrival)
+    model = fit_arrivals(arrival)
     assert len(model.start_s) == 1
     assert np.all(model.rho[:8] < 0.02)
     drawn = model.draw(np.random.default_rng(1))
@@ -200,7 +200,7 @@ def test_bursts_and_silences_keep_their_place() -> None:
     rng = np.random.default_rng(0)
     starts = np.cumsum(rng.uniform(50, 200, 30))
     arrival = np.sort(np.concatenate([s + rng.uniform(0, 4, 100) for s in starts]))
-    model = cascade.fit(arrival)
+    model = fit_arrivals(arrival)
     assert len(model.start_s) > 25
     drawn = model.draw(rng)
     assert len(drawn) == len(arrival)
@@ -211,7 +211,7 @@ def test_bursts_and_silences_keep_their_place() -> None:
 def test_coarse_stamps_stay_coarse() -> None:
     rng = np.random.default_rng(0)
     ticks = np.sort(rng.integers(0, 1000, 10_000)) * 3.0
-    model = cascade.fit(ticks)
+    model = fit_arrivals(ticks)
     draws = [model.draw(np.random.default_rng(seed)) for seed in range(10)]
     for drawn in draws:
         np.testing.assert_allclose(drawn / 3.0, np.rint(drawn / 3.0), atol=1e-6)
@@ -221,7 +221,7 @@ def test_coarse_stamps_stay_coarse() -> None:
 
 def test_batches_at_one_moment_are_clustered() -> None:
     arrival = np.repeat(np.cumsum(np.random.default_rng(0).exponential(2.0, 3000)), 3)
-    drawn = cascade.fit(arrival).draw(np.random.default_rng(1))
+    drawn = fit_arrivals(arrival).draw(np.random.default_rng(1))
     assert statistics.fano(drawn, 1.0) == pytest.approx(3.0, rel=0.1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hetero.apps.answers import Answer
 from hetero.apps.ask import PHASES, PhaseAsk, asks
-from hetero.costs.cost import CostSettings
+from hetero.costs.cost import IN_PAPERS
 from hetero.costs.demand import Demand, reference, scaled
 from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment
@@ -35,7 +35,7 @@ def phases(ask: PhaseAsk) -> Answer:
     lengths = ask.opened()
     demand = Demand.of(lengths, ask.rate)
     target = ask.targets if ask.targets != Slo() else scaled(reference(llm, demand), ask.slo_scale)
-    settings = CostSettings(max_stages=ask.max_stages)
+    settings = replace(IN_PAPERS, max_stages=ask.max_stages)
     if ask.budget is not None:
         fleet = best_part(
             fleet, ask.budget, llm, demand, target, settings=settings, transfer=transfer

@@ -7,7 +7,7 @@ from typing import Any
 
 from hetero.apps.answers import Answer
 from hetero.apps.ask import RESCHEDULE, PhaseAsk, asks, choice, pairs
-from hetero.costs.cost import CostSettings
+from hetero.costs.cost import IN_PAPERS
 from hetero.costs.demand import Demand, reference, scaled
 from hetero.errors import require
 from hetero.planners.reschedule import change
@@ -47,7 +47,7 @@ def reschedule(ask: PhaseAsk) -> Answer:
     lengths = ask.opened()
     demand = Demand.of(lengths, ask.rate)
     target = slo if slo != Slo() else scaled(reference(llm, demand), ask.slo_scale)
-    settings = CostSettings(max_stages=ask.max_stages)
+    settings = replace(IN_PAPERS, max_stages=ask.max_stages)
     if budget is not None:
         fleet = best_part(fleet, budget, llm, demand, target, settings=settings)
         rented = [machine.name for machine in fleet.machines]

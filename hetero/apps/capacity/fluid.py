@@ -30,7 +30,7 @@ import numpy as np
 from hetero.arrays import Flags, Floats, Ints
 from hetero.deployment import Replica
 from hetero.errors import InfeasibleError, require
-from hetero.planners.baselines.kinds import Kind
+from hetero.planners.ground import Kind
 from hetero.programs import Program, SolverLimits
 from hetero.workload import Trace
 

@@ -18,8 +18,8 @@ from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError, require
 from hetero.planners.baselines.capacity import buckets, capacity_rps
-from hetero.planners.baselines.kinds import Kind, kinds
 from hetero.planners.baselines.melange import MelangeProgram
+from hetero.planners.ground import Kind, kinds
 from hetero.plans import Group, Plan, footing
 from hetero.question import DRAWS, Load, step_error, sustained_draws, within_context
 from hetero.simulator.sustained import came

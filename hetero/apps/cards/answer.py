@@ -43,18 +43,17 @@ from hetero.apps.cards.delivery import (
     worst_quarter,
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
-from hetero.apps.cards.limits import first_missed, limits
 from hetero.apps.cards.remedies import part_that_does
 from hetero.apps.cards.request import CardRequest, counts, requested
-from hetero.apps.cards.sensitivity import changes
+from hetero.apps.cards.sensitivity import changes, first_missed, limits
 from hetero.catalog import gpus
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError, require
 from hetero.latency.calibration.known import known
+from hetero.planners.base import EFFORTS as ARENA
 from hetero.planners.base import parts
 from hetero.planners.bound import bound, goodput_bound
-from hetero.planners.effort import EFFORTS as ARENA
 from hetero.planners.ground import analytic
 from hetero.plans import Group, Plan, footing
 from hetero.question import Question, drawable, fit_draws, judged, step_error

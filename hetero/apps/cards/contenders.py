@@ -12,8 +12,8 @@ import numpy as np
 from hetero.apps.cards.delivery import goodput
 from hetero.apps.cards.request import CardRequest
 from hetero.errors import InfeasibleError
-from hetero.planners.effort import EFFORTS as ARENA
-from hetero.planners.effort import Effort
+from hetero.planners.base import EFFORTS as ARENA
+from hetero.planners.base import Effort
 from hetero.planners.score import Rank
 from hetero.plans import Plan
 from hetero.question import Question, drawable

@@ -71,7 +71,7 @@ EFFORTS = {
     "normal": CardEffort(),
     "thorough": CardEffort(requests=8000, seeds=10, draws=200, precision=0.005),
 }
-"""By name, as those of :mod:`hetero.planners.effort`."""
+"""By name, as those of :mod:`hetero.planners.base`."""
 
 
 def redeployed(plan: Plan, deployment: Deployment) -> Plan:

@@ -25,8 +25,8 @@ from hetero.apps.cards.request import CardRequest, counts, requested
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, require
+from hetero.planners.base import QUICK
 from hetero.planners.bound import goodput_bound
-from hetero.planners.effort import QUICK
 from hetero.planners.ground import alike
 from hetero.question import Question
 from hetero.search.portfolio import ask, planner

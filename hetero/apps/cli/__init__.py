@@ -30,7 +30,9 @@ _COMMANDS = (
     *("observe", "bench"),
     *("repro", "status", "verify", "claims", "figures", "papers", "tables"),
 )
-_AT = dict.fromkeys(("simulate", "export", "size", "resilience", "reschedule"), "answers")
+_AT = dict.fromkeys(
+    ("estimate", "simulate", "export", "size", "resilience", "reschedule"), "answers"
+) | {"gpus": "data", "measure": "profile", "replay": "observe"}
 # What has no answer, and the nearest that has one.
 _NEAREST = {
     "--autoscale": "`hetero size --curve day.csv --autoscale 0.8`",

@@ -1,4 +1,4 @@
-"""``hetero data``: list, fetch and check the public raw data."""
+"""``hetero data``, public raw data listed, fetched and checked, and ``hetero gpus``."""
 
 from __future__ import annotations
 
@@ -58,3 +58,13 @@ def check() -> None:
             f"{', '.join(map(str, found.damaged))}.",
             resolve="replace them with `hetero data fetch NAME`, or mend the mirror.",
         )
+
+
+def gpus(
+    markdown: Annotated[bool, typer.Option(help="Print the table as Markdown.")] = False,
+) -> None:
+    """What is measured, derived, estimated or assumed for every GPU, with its expected error."""
+    from hetero.latency.calibration import known
+
+    text = known.markdown() if markdown else f"{known.known()}\n\n{known.levels()}\n"
+    print(text, end="")

@@ -26,10 +26,9 @@ from hetero.costs.replicas import replica
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError, require_positive
 from hetero.planners import ground
-from hetero.planners.base import best_over_rates, planner, too_few_groups
+from hetero.planners.base import NORMAL, Effort, best_over_rates, planner, too_few_groups
 from hetero.planners.baselines.capacity import Bucket, capacity_rps
 from hetero.planners.baselines.plan import BaselinePlan, attained, plan_of_baseline
-from hetero.planners.effort import NORMAL, Effort
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.simulator import Slo

@@ -25,11 +25,10 @@ from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Role
 from hetero.errors import InfeasibleError, require
 from hetero.planners import ground
-from hetero.planners.base import planner
-from hetero.planners.baselines.kinds import DEGREES
+from hetero.planners.base import NORMAL, Effort, planner
 from hetero.planners.baselines.plan import BaselinePlan, attained, goodput_rps, plan_of_baseline
 from hetero.planners.bound import bound
-from hetero.planners.effort import NORMAL, Effort
+from hetero.planners.ground import DEGREES
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.simulator import Slo

@@ -38,11 +38,10 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, SolverError, require, require_positive, require_share
 from hetero.grouping import grouped
 from hetero.planners import ground
-from hetero.planners.base import plan_of, planner
+from hetero.planners.base import NORMAL, Effort, plan_of, planner
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
-from hetero.planners.baselines.kinds import Kind
-from hetero.planners.baselines.kinds import kinds as find_kinds
-from hetero.planners.effort import NORMAL, Effort
+from hetero.planners.ground import Kind
+from hetero.planners.ground import kinds as find_kinds
 from hetero.plans import Plan
 from hetero.programs import Program, Solver, SolverLimits
 from hetero.question import Question

@@ -7,8 +7,7 @@ from dataclasses import replace
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError
 from hetero.planners import ground
-from hetero.planners.base import planner
-from hetero.planners.effort import NORMAL, Effort
+from hetero.planners.base import NORMAL, Effort, planner
 from hetero.planners.score import Rank, score
 from hetero.plans import Group, Plan
 from hetero.question import Question

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from hetero.errors import InfeasibleError
 from hetero.placement import FlowNetwork, Placement
 from hetero.planners import ground
-from hetero.planners.base import planner
-from hetero.planners.effort import NORMAL, Effort
+from hetero.planners.base import NORMAL, Effort, planner
 from hetero.planners.helix import heuristics
 from hetero.planners.helix.nodes import Nodes, degrees, nodes
 from hetero.planners.helix.planner import search

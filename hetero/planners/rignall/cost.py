@@ -9,9 +9,8 @@ import numpy as np
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, require
-from hetero.planners.rignall import exact_program
 from hetero.planners.rignall.assignment import Assignment, Inventory, gpus_used
-from hetero.planners.rignall.exact import GAP, assigned, usable
+from hetero.planners.rignall.exact import GAP, assigned, solve_program, usable
 from hetero.planners.rignall.rates import PHASES, RateTable
 from hetero.programs import SolverLimits
 
@@ -113,7 +112,7 @@ def front(
         require(
             budget > 0, f"A budget of {budget} $/h buys nothing.", resolve="give budgets above 0."
         )
-        found = exact_program.solve(
+        found = solve_program(
             rates,
             held,
             limits or SolverLimits(gap=GAP),
@@ -203,7 +202,7 @@ def cheapest(
     rates, held = usable(rates, offer, minimum=minimum, sizes=sizes)
     price = check_prices(rates, prices, held)
     try:
-        found = exact_program.solve(
+        found = solve_program(
             rates, held, limits or SolverLimits(gap=1e-3), load_rps=load_rps, usd_per_gpu_h=price
         )
     except InfeasibleError as error:

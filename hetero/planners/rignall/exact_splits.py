@@ -13,7 +13,7 @@ gives
 a knapsack per type, solved for all m at once. So one set of weights bounds P on the whole grid of
 splits. Weights come from column generation over the partitions of a type's GPUs into islands.
 The split with the largest bound is refined until no split's bound lies above the best layout.
-The integer program over all classes at once, see :mod:`~hetero.planners.rignall.exact_program`,
+The integer program over all classes at once, see :mod:`~hetero.planners.rignall.exact`,
 has the same optimum but a weaker bound: its relaxation mixes splits, and fractions of islands.
 """
 

@@ -13,8 +13,7 @@ from importlib.util import find_spec
 
 from hetero.errors import InfeasibleError
 from hetero.planners import ground
-from hetero.planners.base import planner
-from hetero.planners.effort import NORMAL, Effort
+from hetero.planners.base import NORMAL, Effort, planner
 from hetero.planners.rignall import replay
 from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.divider import Divider

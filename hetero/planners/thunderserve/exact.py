@@ -35,9 +35,9 @@ def partitions(fleet: Fleet) -> Iterator[tuple[Group, ...]]:
     --------
     >>> from hetero.catalog import llm
     >>> from hetero.cluster import cluster
-    >>> from hetero.costs.cost import CostModel
-    >>> small = Fleet(CostModel(cluster("thunderserve-a40-3090ti-40gbit"), llm("LLaMA-1-30B")))
-    >>> len(list(partitions(small)))
+    >>> from hetero.costs.cost import IN_PAPERS, CostModel
+    >>> two = cluster("thunderserve-a40-3090ti-40gbit")
+    >>> len(list(partitions(Fleet(CostModel(two, llm("LLaMA-1-30B"), IN_PAPERS)))))
     14
     """
     yield from _divide(fleet, fleet.inventory, None)

@@ -21,9 +21,8 @@ from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Engine
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, require
-from hetero.planners.thunderserve.evaluate import Evaluator, Value, weights
+from hetero.planners.thunderserve.evaluate import Evaluator, Orchestration, Value, weights
 from hetero.planners.thunderserve.exact import enumerate_all, phase_choices
-from hetero.planners.thunderserve.orchestrate import Orchestration
 from hetero.planners.thunderserve.patterns import polish, starts
 from hetero.planners.thunderserve.tabu import MOVES, TabuSearch, TabuSettings, TabuStep
 from hetero.routers.pairs import PairShares

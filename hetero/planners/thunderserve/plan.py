@@ -10,8 +10,15 @@ from hetero.costs.cost import PipelineStage
 from hetero.costs.transfer import KvTransfer
 from hetero.errors import InfeasibleError
 from hetero.planners import ground
-from hetero.planners.base import best_over_rates, idle, plan_of, planner, too_few_groups
-from hetero.planners.effort import NORMAL, Effort
+from hetero.planners.base import (
+    NORMAL,
+    Effort,
+    best_over_rates,
+    idle,
+    plan_of,
+    planner,
+    too_few_groups,
+)
 from hetero.planners.score import screened
 from hetero.planners.thunderserve.phases import Search, phases
 from hetero.planners.thunderserve.tabu import TabuSettings

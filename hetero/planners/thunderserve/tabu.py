@@ -1,6 +1,6 @@
 """Tabu search over groups and phases (ThunderServe, Algorithm 1), seeded and resumable.
 
-Neighbours of a design are those by flip, split, merge or move of groups (section 3.2).
+Neighbours of a design come by flip, split, merge or move of groups (ThunderServe, section 3.2).
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from hetero.deployment import Deployment, Replica
 from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError
 from hetero.planners import ground
-from hetero.planners.base import plan_of, planner
-from hetero.planners.effort import NORMAL, Effort
+from hetero.planners.base import NORMAL, Effort, plan_of, planner
 from hetero.planners.xiong import tensor_parallel
 from hetero.planners.xiong.tensor_parallel import DegreeSearch
 from hetero.plans import Plan
