@@ -167,6 +167,7 @@ class EngineSpec:
             tensor_parallel,
             engine=self.name,
             release=self.release,
+            ahead=self.limits(gpu).schedule_ahead,
             precision=self.precision,
             kv_precision=self.kv_precision,
             own=dict(self.own),

@@ -189,13 +189,15 @@ class EngineOverheads:
     step_s, worker_s
         Per step, and on top where several GPUs share the layers [s].
     decoding_s
-        Per decoding request and step [s].
+        Per decoding request and step [s]. These three pass while a step runs, and take none,
+        where the next one is prepared ahead.
     launch_s
         Per layer: no step is faster than its launches [s].
     whole_from
         First release that launches all layers at once and has no ``launch_s``; empty: none has.
-    request_s
-        Of a request before its first step and after its first token, together [s].
+    request_s, prompt_token_s
+        Of a request before its first step and after its first token, together, and under a mixture
+        of experts on top for each token of its prompt [s].
     """
 
     engine: str
@@ -206,6 +208,7 @@ class EngineOverheads:
     launch_s: float = 0.0
     whole_from: str = ""
     request_s: float = 0.0
+    prompt_token_s: float = 0.0
     source: str
     notes: str = ""
 
@@ -216,6 +219,7 @@ class EngineOverheads:
             decoding_s=self.decoding_s,
             launch_s=self.launch_s,
             request_s=self.request_s,
+            prompt_token_s=self.prompt_token_s,
         )
 
     @property
@@ -223,12 +227,10 @@ class EngineOverheads:
         """Engine and releases."""
         return f"{self.engine} {self.releases}"
 
-    def of(self, release: str = "") -> EngineOverheads:
-        """What a release, by default the newest, has of them."""
-        if not self.whole_from:
-            return self
-        whole = not release or release_numbers(release) >= release_numbers(self.whole_from)
-        return replace(self, launch_s=0.0) if whole else self
+    def of(self, release: str = "", ahead: bool = False) -> EngineOverheads:
+        """What a release, by default the newest, has of them where it prepares steps ahead."""
+        found = replace(self, launch_s=0.0) if _has(self.whole_from, release) else self
+        return replace(found, step_s=0.0, worker_s=0.0, decoding_s=0.0) if ahead else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +297,7 @@ class ServingEngine(Shown):
         """
         return _has(self.caches_from, release)
 
-    def overheads_of(self, release: str = "", *, experts: bool = False) -> EngineOverheads | None:
+    def overheads_of(self, release: str = "", ahead: bool | None = None) -> EngineOverheads | None:
         """What a release takes beside the kernels of a step, as every command takes it.
 
         It is that of the newest releases fitted that are not newer, else of the oldest; None where
@@ -305,15 +307,16 @@ class ServingEngine(Shown):
         ----------
         release
             By default the newest.
-        experts
-            Of a mixture: runs of those show none of the time per step beside the kernels where the
-            next step is prepared ahead.
+        ahead
+            Whether it prepares the next step while one runs, by default as the release does.
 
         Examples
         --------
         >>> engine = serving_engine("vllm")
         >>> [engine.overheads_of(one).releases for one in ("", "0.19.1", "0.6", "0.2")]
         ['0.8-0.15', '0.8-0.15', '0.4-0.6', '0.4-0.6']
+        >>> [engine.overheads_of("0.13", ahead).step_s > 0.0 for ahead in (False, True)]
+        [True, False]
         >>> serving_engine("any").overheads_of() is None
         True
         """
@@ -324,10 +327,8 @@ class ServingEngine(Shown):
             self.overheads, key=lambda one: release_numbers(one.releases.partition("-")[0])
         )
         older = [one for one in by_age if release_numbers(one.releases.partition("-")[0]) <= wanted]
-        found = (older or by_age[:1])[-1].of(release)
-        if experts and self.ahead(release):
-            return replace(found, step_s=0.0, decoding_s=0.0)
-        return found
+        found = (older or by_age[:1])[-1]
+        return found.of(release, self.ahead(release) if ahead is None else ahead)
 
     def memory_of(self, release: str = "") -> EngineMemory | None:
         """How a release, by default the newest, divides the memory; None for the papers' systems.

@@ -122,17 +122,18 @@ class CostModel:
             gpus,
             engine=spec.name,
             release=spec.release,
+            ahead=spec.limits(machine.gpu).schedule_ahead,
             precision=spec.precision,
             kv_precision=spec.kv_precision,
             trace=self.trace,
         )
 
-    def overheads(self, table: ResolvedSteps | None) -> EngineOverheads | None:
-        """What the engine takes around the kernels of a stage, where its table has it not."""
-        if self.settings.efficiency is not None or (table and table.step is table.kernels):
+    def overheads(self, machine: Machine) -> EngineOverheads | None:
+        """What the engine takes around the kernels of a stage; None where they are given."""
+        if self.settings.efficiency is not None:
             return None
-        release = self.settings.engine.release
-        return self.engine.overheads_of(release, experts=bool(self.llm.experts))
+        spec = self.settings.engine
+        return self.engine.overheads_of(spec.release, spec.limits(machine.gpu).schedule_ahead)
 
     def reach_s(self, machine: int) -> float:
         """Way of a request from the coordinator to a machine [s], see `Cluster.reach_s`."""
@@ -213,7 +214,7 @@ class CostModel:
             request_tokens=0.0 if lengths is None else float(lengths.mean()),
         )
         ends = llm.end_bytes(s.precision, first=True, last=True)
-        around = self.overheads(table)
+        around = self.overheads(machine)
         around_s = around.step_s + (around.worker_s if gpus > 1 else 0.0) if around else 0.0
         room = s.room(machine.gpu, llm, gpus)
         usable = machine.gpu.mem_bytes * room.memory_fraction - room.overhead_gib * _GIB

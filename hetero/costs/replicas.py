@@ -71,7 +71,7 @@ def around(pipeline: Pipeline, step: StepModel) -> StepModel:
     What it takes per step is a term of its first stage.
     """
     model = pipeline.model
-    overheads = model.overheads(model.measured(pipeline.machines[0], pipeline.stages[0].gpus))
+    overheads = model.overheads(pipeline.machines[0])
     if overheads is None:
         return step
     return with_overheads(step, replace(overheads, step_s=0.0, worker_s=0.0), model.llm)

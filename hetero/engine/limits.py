@@ -47,6 +47,7 @@ def limits_of(replica: Replica, prefix_tokens: int = 0) -> dict[str, Any]:
         "free_share": engine.free_share,
         "swap_s_per_token": engine.swap_s_per_gb * replica.kv_bytes_per_token / 1e9,
         "way_s": replica.way_s,
+        "way_s_per_token": replica.step.prompt_token_s,
         "lag_s": replica.lag_s,
         "lag_s_per_token": replica.lag_s_per_token,
     }

@@ -101,7 +101,8 @@ ENGINE = np.dtype(
         ("block_tokens", "i8"),
         ("free_share", "f8"),  # of the cache, below which no prompt joins what decodes
         ("swap_s_per_token", "f8"),
-        ("way_s", "f8"),  # of a request from the dispatcher and a token back, with the front end
+        ("way_s", "f8"),  # of a request from the dispatcher and a token back, with the front end,
+        ("way_s_per_token", "f8"),  # and per token of the prompt
         ("lag_s", "f8"),  # from the end of a prefill step to the first token,
         ("lag_s_per_token", "f8"),  # and per token of the prompt
         ("pieces", "i8"),  # 1 or 2

@@ -8,8 +8,13 @@ samples around it. With ``l`` layers on ``t`` GPUs and ``b`` decoding requests a
 
 with the time per step ``o``, of handing it to several workers ``w``, per decoding request ``r``,
 and the launch of a layer ``k`` in releases that launch layers one by one (a floor: kernels are
-launched while others run, so that it shows only where they are shorter). A request takes a time of
-its own besides, before its first step and after its first token.
+launched while others run, so that it shows only where they are shorter). ``o``, ``w`` and ``r``
+pass while a step runs, and are 0, where the next step is prepared ahead. A request with a prompt of
+``n`` tokens takes
+
+.. math:: f + p\,n\,[mixture of experts]
+
+besides, before its first step and after its first token, while the engine goes on.
 """
 
 from __future__ import annotations
@@ -57,8 +62,13 @@ def with_overheads(
         launched = Piece(np.array([0.0, 1.0]), np.full(2, floor), np.zeros(1))
         pieces.append(_on_top(launched, fixed, overheads.decoding_s, ranks))
     source = f"{step.source}, with the overheads of {overheads.name}"
-    request_s = step.request_s + overheads.request_s
-    return replace(step, pieces=tuple(pieces), source=source, request_s=request_s)
+    return replace(
+        step,
+        pieces=tuple(pieces),
+        source=source,
+        request_s=step.request_s + overheads.request_s,
+        prompt_token_s=step.prompt_token_s + bool(llm.experts) * overheads.prompt_token_s,
+    )
 
 
 def _on_top(piece: Piece, fixed_s: float, decoding_s: float, ranks: int) -> Piece:

@@ -16,9 +16,8 @@ that is planned for and serve their own studies alone, and aiconfigurator's all-
 and more L40S is that of one host. The engine ``"any"`` stands for the papers' systems, which no
 table is of: it begins with 4.
 
-Operators and rooflines are kernels; what the engine takes around them
-(:mod:`hetero.latency.overheads`) is added where it was fitted to servers. Files of one's own have
-it in their steps, and layer profiles, for releases that prepare a step while another runs.
+All but files of one's own are kernels; what the engine takes around them
+(:mod:`hetero.latency.overheads`) is added where it was fitted to servers.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ import numpy as np
 
 from hetero.catalog import EngineName, Gpu, Llm, llms, serving_engine
 from hetero.catalog import gpu as find_gpu
+from hetero.catalog.engines import EngineOverheads
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
 from hetero.latency.calibration.expected import (
@@ -138,6 +138,7 @@ def resolve(
     *,
     engine: EngineName = "vllm",
     release: str = "",
+    ahead: bool | None = None,
     precision: str = "fp16",
     kv_precision: str = "fp16",
     own: Mapping[str, StepModel] | None = None,
@@ -154,6 +155,8 @@ def resolve(
         the catalog's figures, and for several GPUs for its link.
     release
         Release of the engine whose overheads count, by default the newest known.
+    ahead
+        Whether it prepares the next step while one runs, by default as the release does.
     own
         One's own step models by GPU type; they count first.
     trace
@@ -183,6 +186,7 @@ def resolve(
             tensor_parallel,
             engine=engine,
             release=release,
+            ahead=ahead,
             precision=precision,
             kv_precision=kv_precision,
             trace=trace,
@@ -208,7 +212,8 @@ def resolve(
     level = level_of(gpu.name, tensor_parallel=tensor_parallel, parts=source is not None)
     found = _resolved(roofline.step_model(), kinds[level])
     found = replace(found, engine=engine, vendor=gpu.vendor, experts=bool(llm.experts))
-    return _under(found, engine, release, llm, tensor_parallel, max(1, expert_ranks))
+    around = serving_engine(engine).overheads_of(release, ahead)
+    return _under(found, around, llm, tensor_parallel, max(1, expert_ranks))
 
 
 def calibration_of(
@@ -244,6 +249,7 @@ def measured(
     *,
     engine: EngineName = "vllm",
     release: str = "",
+    ahead: bool | None = None,
     precision: str = "fp16",
     kv_precision: str = "fp16",
     trace: Trace | None = None,
@@ -254,19 +260,17 @@ def measured(
     if not _as_catalogued(gpu, tensor_parallel):
         return None
     key = (gpu.name, _shape(llm), tensor_parallel)
+    around = serving_engine(engine).overheads_of(release, ahead)
     if found := _profiles(engine).get(key):
         step = found.model
         if trace is not None:
             step = found.ragged(longest_over_mean(trace, int(step.max_decoding)))
         kernels = _resolved(step, "layer profile", (gpu.name, found.llm, tensor_parallel))
-        kernels = replace(kernels, equal=found.model)
-        if serving_engine(engine).ahead(release):  # as the engine that was profiled
-            return kernels
-        return _under(kernels, engine, release, llm, tensor_parallel)
+        return _under(replace(kernels, equal=found.model), around, llm, tensor_parallel)
     if operators := _operators(engine).get(key):
         name, step = operators
         kernels = _resolved(step, "operators", (gpu.name, name, tensor_parallel))
-        return _under(kernels, engine, release, llm, tensor_parallel)
+        return _under(kernels, around, llm, tensor_parallel)
     return None
 
 
@@ -282,19 +286,14 @@ def _resolved(
 
 def _under(
     found: ResolvedSteps,
-    engine: EngineName,
-    release: str,
+    overheads: EngineOverheads | None,
     llm: Llm,
     tensor_parallel: int,
     ranks: int = 1,
 ) -> ResolvedSteps:
     """The same under an engine, which takes time around its kernels."""
-    overheads = serving_engine(engine).overheads_of(release, experts=bool(llm.experts))
-    if overheads is None and engine == "any":
+    if overheads is None:  # of the papers' systems
         return found
-    if overheads is None:
-        source = f"{found.step.source}, without the engine's own time: none was fitted to {engine}"
-        return replace(found, step=replace(found.step, source=source))
     return replace(
         found, step=with_overheads(found.kernels, overheads, llm, tensor_parallel, ranks)
     )

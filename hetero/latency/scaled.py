@@ -28,7 +28,8 @@ def scaled(step: StepModel, prefill: float, decode: float, front: float = 1.0) -
     1.0
     """
     pieces = tuple(_scaled(piece, prefill, decode) for piece in step.pieces)
-    return replace(step, pieces=pieces, request_s=front * step.request_s)
+    request_s, token_s = front * step.request_s, front * step.prompt_token_s
+    return replace(step, pieces=pieces, request_s=request_s, prompt_token_s=token_s)
 
 
 def _scaled(piece: Piece, prefill: float, decode: float) -> Piece:

@@ -257,6 +257,8 @@ class StepModel(Shown):
     request_s
         What the engine takes for a request beside its steps: before the first, and from the end of
         a step to the token at the client [s].
+    prompt_token_s
+        The same for each token of its prompt [s].
     max_tokens, max_decoding
         Range of the measurements or of the validity of the model; beyond it the pieces
         extrapolate as :class:`Piece` says, and :meth:`inside` answers False.
@@ -277,9 +279,10 @@ class StepModel(Shown):
     max_decoding: float = np.inf
     level: str = ""
     request_s: float = 0.0
+    prompt_token_s: float = 0.0
 
     def __post_init__(self) -> None:
-        require_not_negative(request_s=self.request_s)
+        require_not_negative(request_s=self.request_s, prompt_token_s=self.prompt_token_s)
         require(
             1 <= len(self.pieces) <= 2,
             f"A step model has one or two pieces; received {len(self.pieces)}.",

@@ -115,7 +115,7 @@ def answered(R, E, IM, ready, clients, think_s, t):
         end = t
         if R[r].status == FINISHED:
             last = R[r].decode_node if R[r].decode_node >= 0 else R[r].node
-            end = R[r].finish_s + E[last].way_s
+            end = R[r].finish_s + E[last].way_s + E[last].way_s_per_token * R[r].input_tokens
         times_push(ready, clients, 0, 2, clients[0], end + think_s, r)
         clients[0] += 1
 

@@ -222,11 +222,12 @@ def _seen(deployment: Deployment, requests: Any) -> None:
     A replica lives by a clock that is late by the way of a request to it, and what it sends back
     takes that way once more; both ways with the time in its front end.
     """
-    back_s = np.array([*(replica.way_s for replica in deployment.replicas), 0.0])
-    if back_s.any():
+    ways = [(one.way_s, one.step.prompt_token_s) for one in deployment.replicas]
+    fixed_s, per_token_s = np.array([*ways, (0.0, 0.0)]).T
+    if fixed_s.any() or per_token_s.any():
         node, last = requests["node"], requests["decode_node"]
-        requests["first_token_s"] += back_s[node]
-        requests["finish_s"] += back_s[np.where(last >= 0, last, node)]
+        for name, at in (("first_token_s", node), ("finish_s", np.where(last >= 0, last, node))):
+            requests[name] += fixed_s[at] + per_token_s[at] * requests["input_tokens"]
 
 
 def _transfer_s(source: Replica, link: KvLink) -> float:

@@ -10,8 +10,10 @@ On NVIDIA's GPUs no run is fitted to: what experts reach is from tables of kerne
 (:mod:`pipelines.studies.expert_kernels`), with the tables of a run's GPU left out, or the rows of
 its model's shape. Of AMD's there are no tables: the three values are fitted to TPOT and TTFT (under
 vLLM), or the time of a whole batch, of all runs on a die, of all but a GPU's, and of all but a
-model's. TTFT under SGLang is many times its kernels: it looks for new requests every 10 or 30 steps
-where its script says so, and takes no part in a fit.
+model's.
+
+What a request takes beside its steps is fitted to TTFT (:func:`front`). Not of B200 under SGLang,
+which looks for new requests every 10 or 30 steps there, as its script says.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from scipy.optimize import least_squares
 from scipy.special import ndtri
 
 from hetero.arrays import Floats
-from hetero.catalog import EngineName, gpu, llm
+from hetero.catalog import EngineName, gpu, llm, serving_engine
+from hetero.catalog.engines import EngineOverheads
 from hetero.engines import EngineSpec
 from hetero.latency.calibration.expected import error_of, level_of
 from hetero.latency.frames import derived_frame
@@ -41,7 +44,15 @@ from hetero.streams import stream
 from hetero.workload import Trace
 from pipelines.studies import expert_kernels, servers
 from pipelines.studies.server_fit import FOLDS, LABELS, Fold
-from pipelines.studies.servers import AWAY, ServerRun, StepsOfRun, read, served, simulated
+from pipelines.studies.servers import (
+    AWAY,
+    ServerRun,
+    StepsOfRun,
+    known_best,
+    read,
+    served,
+    simulated,
+)
 
 # Smallest and largest share of compute, share of bandwidth, and time per layer [us]; and the weak
 # prior of each: its centre, and the deviation of its logarithm. Two of them can explain one run.
@@ -69,6 +80,7 @@ _LAUNCHED: Final[dict[str, dict[str, Any]]] = {
 }
 _CHUNK_OF_AMD: Final = 196608
 _NARROW_CACHE: Final = ("B200",)
+_POLLED: Final = {"sglang": "B200-SXM"}
 
 
 def inferencemax() -> Iterator[ServerRun]:
@@ -127,12 +139,56 @@ def _steps(shares: ExpertEfficiency | None = None) -> StepsOfRun:
             run.tensor_parallel,
             engine=run.family,
             release=run.release,
+            ahead=run.engine.schedule_ahead,
             precision=run.precision,
             kv_precision=run.kv_precision,
             experts=shares,
         ).step
 
     return of
+
+
+def front(engine: EngineName, without: str = "") -> EngineOverheads:
+    r"""What an engine takes of a request to a mixture of experts, beside its steps.
+
+    ``f``, where dense models do not show it, and ``p`` minimise
+    :math:`\rho(\ln(TTFT_0 + f + p\,n) - \ln measured)` with the simulated ``TTFT_0`` without them
+    and mean prompts ``n``; every GPU weighs the same.
+
+    Parameters
+    ----------
+    without
+        GPU, or model, whose runs take no part.
+    """
+    known = serving_engine(engine).overheads_of("", True)
+    assert known is not None
+    chosen = [
+        run
+        for run in inferencemax()
+        if run.family == engine and run.gpu != _POLLED.get(engine) and run.measured["ttft_s"] < 2.0
+    ]
+    least_s = known.request_s if engine == "vllm" else 0.0
+    chosen = [run for run in chosen if without not in (run.gpu, run.llm.name)]
+    if not chosen:
+        return replace(known, request_s=least_s, prompt_token_s=0.0)
+    rows = []
+    for run in chosen:
+        bare = replace(known_best(run), request_s=least_s, prompt_token_s=0.0)
+        own = simulated(run, served(run, {run: bare}.__getitem__))
+        rows.append((own["ttft_s"], run.measured["ttft_s"], float(run.trace.input_tokens.mean())))
+    said, seen, tokens = np.array(rows).T
+    many = Counter(run.gpu for run in chosen)
+    weight = np.array([many[run.gpu] ** -0.5 for run in chosen])
+
+    def residuals(x: Floats) -> Floats:
+        first = x[0] if engine != "vllm" else 0.0
+        found = said + 1e-3 * first + 1e-6 * x[1] * tokens
+        return np.asarray(weight / weight.mean() * np.log(found / seen))
+
+    free = least_squares(residuals, [10.0, 3.0], bounds=(0, 1e3), loss="soft_l1", f_scale=_SCALE)
+    first_ms, token_us = (float(f"{value:.3g}") for value in free.x)
+    request_s = least_s if engine == "vllm" else 1e-3 * first_ms
+    return replace(known, request_s=request_s, prompt_token_s=1e-6 * token_us)
 
 
 def logs(shares: ExpertEfficiency, of: Sequence[ServerRun]) -> Floats:
@@ -258,6 +314,18 @@ def left_out(run: ServerRun, fold: Fold) -> ExpertEfficiency:
     return found or expert_efficiency(run.llm, usual, run.family, run.precision)
 
 
+_front = lru_cache(maxsize=32)(front)
+
+
+def _apart(run: ServerRun, fold: Fold) -> StepsOfRun:
+    """Step times without the runs of its GPU, or model, in any fit."""
+    step = _steps(left_out(run, fold))(run)
+    if run.source == "inferencemax":
+        around = _front(run.family, run.gpu if fold == "gpu" else run.llm.name)
+        step = replace(step, request_s=around.request_s, prompt_token_s=around.prompt_token_s)
+    return {run: step}.__getitem__
+
+
 def covered(share: float = 0.9) -> pd.DataFrame:
     """How often intervals made without a run's GPU, or model, hold its TPOT and throughput.
 
@@ -295,7 +363,7 @@ def errors() -> pd.DataFrame:
     every = list(runs())
     parts = [servers.errors(every).assign(test="default")]
     for fold in FOLDS:
-        rows = [servers.errors([run], _steps(left_out(run, fold))) for run in every]
+        rows = [servers.errors([run], _apart(run, fold)) for run in every]
         parts.append(pd.concat(rows).assign(test=fold))
     columns = ["test", "source", "server", "gpu", "llm", "degree", "load", *LABELS]
     found = pd.concat(parts, ignore_index=True)[columns]

@@ -80,6 +80,11 @@ def _second() -> list[ServerRun]:
     return [*servers.runs("iog"), *servers.runs("blis")]
 
 
+def _around(found: EngineOverheads, run: ServerRun) -> EngineOverheads:
+    """What a run has of overheads."""
+    return found.of(run.release, run.engine.schedule_ahead)
+
+
 GENERATIONS: Final = {
     "first": Generation(
         "0.4-0.6",
@@ -129,7 +134,7 @@ class Fit:
         def made(run: ServerRun) -> StepModel:
             left = fold and server_gpus.left_out(run, fold)
             kernels = left or self.kernels[run]
-            return with_overheads(kernels, found.of(run.release), run.llm, run.tensor_parallel)
+            return with_overheads(kernels, _around(found, run), run.llm, run.tensor_parallel)
 
         return made
 
@@ -139,7 +144,7 @@ class Fit:
         A batch that is prefilled before it decodes takes all of its steps one after the other, so
         that its time without overheads is simulated once, and theirs are counted.
         """
-        own = found.of(run.release)
+        own = _around(found, run)
         if run.statistic != "last" or run.engine.batching != "prefill first" or own.launch_s:
             return servers.simulated(run, servers.served(run, self.steps(found)))
         if run not in self.alone:
@@ -179,9 +184,9 @@ class Fit:
                 for name in self.generation.free
             ]
         )
-        if not any(self.overheads(start).of(run.release).launch_s for run in runs):
-            # What no run shows stays 0.
-            start *= [name != "launch_s" for name in self.generation.free]
+        shown = [_around(self.overheads(start), run) for run in runs]
+        # What no run shows stays 0.
+        start *= [any(getattr(own, name) for own in shown) for name in self.generation.free]
 
         def residuals(x: Floats) -> Floats:
             found = self.overheads(start * np.exp(x - AWAY), digits=9)

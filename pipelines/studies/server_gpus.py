@@ -33,7 +33,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from hetero.arrays import Floats
-from hetero.catalog import gpu, serving_engine
+from hetero.catalog import gpu
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.models.efficiencies import PRIOR, efficiency
 from hetero.latency.models.roofline import VALUES, Efficiency, Roofline
@@ -166,9 +166,8 @@ def logs(
     for run in runs:
         key = (run.llm.name, run.tensor_parallel)
         if key not in made:
-            around = serving_engine(run.family).overheads_of(run.release)
             made[key] = step = kernels(run, values)
-            if around is not None:
+            if (around := run.overheads) is not None:
                 made[key] = with_overheads(step, around, run.llm, run.tensor_parallel)
         step = scaled(made[key], math.exp(slower), math.exp(slower)) if slower else made[key]
         found = servers.simulated(run, servers.served(run, {run: step}.__getitem__))

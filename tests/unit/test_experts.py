@@ -9,10 +9,10 @@ from test_catalog import config as sizes
 
 from hetero import paths
 from hetero.catalog import gpu, huggingface, llm, serving_engine
+from hetero.engines import EngineSpec
 from hetero.errors import CatalogError
 from hetero.latency.models.efficiencies import expert_efficiency, for_gpu
 from hetero.latency.models.roofline import ExpertEfficiency
-from hetero.latency.resolve import resolve
 from hetero.memory import Budget
 from pipelines.studies import expert_kernels, expert_runs, operators, servers
 
@@ -125,6 +125,33 @@ def test_shares_are_of_the_gpu_the_engine_and_the_type() -> None:
     assert found(deepseek, "MI300X", "vllm", "fp8") != found(deepseek, "MI300X", "sglang", "fp8")
 
 
+def test_tables_of_relatives_agree_or_say_why() -> None:
+    """GPUs of one generation under one engine, in flops and bytes a second and in time a layer."""
+    frame = pd.read_csv(paths.data("measured", "experts.csv"))
+    frame = frame[frame["gpu"].isin(expert_kernels.RELATIVES)]
+    of, kinds = frame["gpu"].map(gpu), frame["type"].replace("mxfp4", "fp4")
+    dense = [*map(expert_kernels._dense, frame["gpu"], frame["engine"])]
+    parts = {
+        "compute": frame["compute_share"]
+        * [
+            e.compute_efficiency * g.peak_tflops(k)
+            for e, g, k in zip(dense, of, kinds, strict=True)
+        ],
+        "bandwidth": frame["bandwidth_share"]
+        * [e.bandwidth_efficiency * g.mem_bw_gbs for e, g in zip(dense, of, strict=True)],
+        "layer": frame["layer_us"] + 10.0,  # within 10 us of nothing all are alike
+        "latent": frame["latent_us"] + 10.0,
+    }
+    apart = set()
+    for name, values in parts.items():
+        usual = values.groupby([frame["engine"], frame["type"]]).transform("median")
+        factor = np.exp(np.abs(np.log(values / usual)))
+        rows = frame[factor > expert_kernels.APART]
+        apart |= {(row["engine"], row["type"], row["gpu"], name) for row in rows.to_dict("records")}
+    # Shapes do not tell compute from time a layer there: both are four times as low as high.
+    assert {row[:2] for row in apart} <= {("trtllm", "fp4")}, apart
+
+
 def test_latent_attention_adds_its_layers_time() -> None:
     frame = pd.read_csv(paths.data("measured", "experts.csv"))
     key = (frame["engine"] == "vllm") & (frame["gpu"] == "H200-SXM") & (frame["type"] == "fp8")
@@ -137,15 +164,16 @@ def test_latent_attention_adds_its_layers_time() -> None:
     assert shares[0] - shares[1] == pytest.approx(1e-6 * row["latent_us"])
 
 
-def test_engines_that_prepare_steps_ahead_hide_their_own_time_behind_experts() -> None:
-    def beside(release: str, name: str = "gpt-oss-120b") -> float:
-        found = resolve(gpu("H100-SXM"), llm(name), 4, release=release)
+@pytest.mark.parametrize("name", ["gpt-oss-120b", "Llama-3.1-70B"])
+def test_an_engine_that_prepares_steps_ahead_hides_its_own_time_behind_them(name: str) -> None:
+    def beside(release: str, ahead: bool | None = None) -> float:
+        spec = EngineSpec(release=release, schedule_ahead=ahead)
+        found = spec.resolved(gpu("H100-SXM"), llm(name), 4)
         return float(found.step.decode_seconds([100]) - found.kernels.decode_seconds([100]))
 
     own = serving_engine("vllm").overheads_of("0.13")
-    assert beside("0.13") == pytest.approx(own.step_s + own.decoding_s)
-    assert beside("0.14") == pytest.approx(0.0, abs=1e-12)
-    assert beside("0.14", "Llama-3.1-70B") == pytest.approx(own.step_s + own.decoding_s)
+    assert beside("0.13") == beside("0.14", False) == pytest.approx(own.step_s + own.decoding_s)
+    assert beside("0.14") == beside("0.13", True) == pytest.approx(0.0, abs=1e-12)
 
 
 def fake_kernels(*shares: float) -> pd.DataFrame:
@@ -219,7 +247,7 @@ def test_intervals_hold_runs_of_mixtures() -> None:
     assert found["runs"].sum() == 2 * 151
     for label in ("TPOT", "throughput"):
         assert 0.85 <= (found["runs"] * found[label]).sum() / found["runs"].sum() <= 0.96
-        assert found[label].min() >= 0.75
+        assert found[label].min() >= 0.7  # 14 of 19 under SGLang
         assert none[label].max() < 0.1
 
 

@@ -139,6 +139,23 @@ def test_the_time_of_a_request_is_in_its_first_token() -> None:
     assert with_it["tpot_s"] == pytest.approx(without["tpot_s"])
 
 
+def test_the_tokens_of_a_mixtures_prompt_are_before_its_first_token() -> None:
+    """A client that waits for its answer sends the next request so much later."""
+    per_token = replace(NONE, request_s=0.02, prompt_token_s=1e-5)
+    steps = [
+        with_overheads(KERNELS, per_token, llm(name)) for name in ("Mixtral-8x7B", "Llama-3.1-8B")
+    ]
+    trace = Trace(np.zeros(2), [1000, 3000], [5, 5]).closed_loop(1)
+    mixture, dense, plain = (
+        simulate(Deployment("d", (Replica("r", step, 10**6),)), trace, SingleInstance(0))
+        for step in (*steps, KERNELS)
+    )
+    assert (dense.ttft_s - plain.ttft_s).tolist() == pytest.approx([0.02, 0.02])
+    assert (mixture.ttft_s - plain.ttft_s).tolist() == pytest.approx([0.03, 0.05])
+    assert mixture.tpot_s.tolist() == pytest.approx(plain.tpot_s.tolist())
+    assert mixture.span_s - plain.span_s == pytest.approx(0.08)
+
+
 def test_every_run_is_tested_in_every_way(monkeypatch) -> None:
     truth = replace(NONE, step_s=2e-3)
     runs = []
