@@ -32,11 +32,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from hetero import catalog, yaml_text
+from hetero import catalog
 from hetero.catalog import Gpu, Link
 from hetero.cluster import Cluster, Machine, Network
 from hetero.errors import CatalogError, DataError
 from hetero.naming import RULE, Name, good, one_line, slug
+from hetero.rows import parse_yaml
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -150,7 +151,7 @@ def load(path: Path) -> Cluster:
 
 def _read(path: Path) -> object:
     try:
-        return yaml_text.parse(path.read_text(encoding="utf-8"), path)
+        return parse_yaml(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
         raise CatalogError(
             f"{path}: there is no such file.",
