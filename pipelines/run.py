@@ -25,9 +25,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hetero import paths, yaml_text
+from hetero import paths
 from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.files import move, sync
+from hetero.rows import parse_yaml
 from pipelines import dependencies, environment, schema, source
 
 #: What the runner itself sets in every notebook, beside the parameters of its section.
@@ -161,7 +162,7 @@ def _committed(stage: str) -> Mapping[str, Any]:
     command = ["git", "-C", str(paths.root()), "show", "HEAD:./params.yaml"]
     try:
         text = subprocess.run(command, capture_output=True, check=True).stdout.decode()
-        return dict(yaml_text.parse(text, Path("params.yaml of the last commit"))[stage])
+        return dict(parse_yaml(text, Path("params.yaml of the last commit"))[stage])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, DataError):
         return {}
 

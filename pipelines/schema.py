@@ -17,8 +17,9 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import ValidationError
 
-from hetero import paths, yaml_text
+from hetero import paths
 from hetero.errors import DataError, ParameterError
+from hetero.rows import parse_yaml
 from pipelines.sections import SECTIONS, Section
 
 Profile = Literal["smoke", "default", "paper"]
@@ -170,7 +171,7 @@ def parse(
 
 
 def _yaml(text: str, path: Path) -> dict[str, Any]:
-    return dict(_mapping(yaml_text.parse(text, path), path.name))
+    return dict(_mapping(parse_yaml(text, path), path.name))
 
 
 def _mapping(value: object, where: str) -> Mapping[str, Any]:

@@ -14,11 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetero import catalog, yaml_text
+from hetero import catalog
 from hetero.catalog.gpus import skypilot_names
 from hetero.errors import CatalogError
 from hetero.grouping import summed
 from hetero.naming import good, one_line, slug
+from hetero.rows import parse_yaml
 
 if TYPE_CHECKING:
     from hetero.cluster.topology import Cluster
@@ -59,7 +60,7 @@ def form(text: str, path: Path) -> Any:
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError):
-        raw = yaml_text.parse(text, path)
+        raw = parse_yaml(text, path)
     if not isinstance(raw, dict) or "machines" in raw:
         return raw
     if raw.get("kind") in _LISTS:

@@ -26,12 +26,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetero import catalog, files, yaml_text
+from hetero import catalog, files
 from hetero.catalog import Gpu, Link
 from hetero.cluster import Cluster, Machine
 from hetero.cluster.file import GpuText
 from hetero.errors import CatalogError, DataError, ParameterError, require, require_not_negative
 from hetero.naming import Name, good, slug
+from hetero.rows import parse_yaml
 
 _SIZES = (1, 2, 4, 8)
 _START_S = 300.0
@@ -251,7 +252,7 @@ def load(path: Path | str) -> PriceList:
     """
     path = Path(path)
     try:
-        text = _ListText.model_validate(yaml_text.parse(files.text(path), path))
+        text = _ListText.model_validate(parse_yaml(files.text(path), path))
     except FileNotFoundError:
         raise DataError("There is no such file.", path=path, resolve="give a price list.") from None
     except (OSError, UnicodeDecodeError):

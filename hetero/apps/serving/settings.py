@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from hetero import catalog, files, yaml_text
+from hetero import catalog, files
 from hetero.apps.refitted import refitted
 from hetero.catalog import Gpu
 from hetero.deployment import Batching, Deployment, Engine, Replica
@@ -21,6 +21,7 @@ from hetero.latency.step import StepModel
 from hetero.naming import Line, Name
 from hetero.routers import factories
 from hetero.routers.base import Builtin
+from hetero.rows import parse_yaml
 
 # What is larger is a slip of the keyboard, and overflows the dispatcher's records or its memory.
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -236,7 +237,7 @@ def load(path: Path | str) -> DeploymentFile:
     """Read a deployment file; a ``DataError`` names what is missing, and what is wrong first."""
     path = Path(path)
     try:
-        raw = yaml_text.parse(files.text(path), path)
+        raw = parse_yaml(files.text(path), path)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", "") or error.__class__.__name__
         raise DataError(f"cannot be read ({why}).", path=path, resolve="check the path.") from None
