@@ -38,6 +38,8 @@ LIMITS = QUICK | {
 # Writes down what is left of requests when the dispatcher stops.
 LEFT = """
 import json, sys
+from hetero.engine.compiled import interpret
+interpret()
 from hetero.engine import state
 from hetero.apps.serving.dispatcher import Dispatcher
 stop = Dispatcher.stop
@@ -45,7 +47,7 @@ async def stopped(self):
     await stop(self)
     names = ("outstanding", "outstanding_tokens", "load", "decoding_load")
     records = self.records
-    left = {name: records.replicas[name].astype(float).tolist() for name in names}
+    left = {name: [getattr(one, name) for one in records.replicas] for name in names}
     left |= {name: getattr(records, name) for name in ("_cached", "_decoding", "_pending_tokens")}
     left["pending"] = [len(one) for one in records._pending]
     left["flight"] = [len(self.tickets), len(self.held), self.away, self.bodies["bytes"]]
