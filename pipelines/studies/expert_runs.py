@@ -321,8 +321,8 @@ def _apart(run: ServerRun, fold: Fold) -> StepsOfRun:
     """Step times without the runs of its GPU, or model, in any fit."""
     step = _steps(left_out(run, fold))(run)
     if run.source == "inferencemax":
-        around = _front(run.family, run.gpu if fold == "gpu" else run.llm.name)
-        step = replace(step, request_s=around.request_s, prompt_token_s=around.prompt_token_s)
+        own = _front(run.family, run.gpu if fold == "gpu" else run.llm.name)
+        step = replace(step, request_s=own.request_s, prompt_token_s=own.prompt_token_s)
     return {run: step}.__getitem__
 
 

@@ -8,12 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hetero.catalog import llm
+from hetero.apps.answers.simulation import simulation
+from hetero.catalog import gpu, llm
+from hetero.cluster import Cluster, Machine
 from hetero.errors import DownloadError, ParameterError
 from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from hetero.workload import Trace, datasets
-from pipelines.studies import servers
+from pipelines.studies import calibration, expert_runs, servers
 
 STEP = StepModel.affine(floor_s=0.01, per_token_s=1e-4, per_cached_token_s=0.0)
 BATCH = servers.ServerRun(
@@ -166,3 +168,34 @@ def test_an_end_is_not_put_together_where_tokens_came_in_bundles() -> None:
     several = [run for run in servers.runs("iog") if run.labels["bundled"]]
     assert all(run.tensor_parallel > 1 and "e2e_s" not in run.measured for run in several)
     assert len(several) == 18
+
+
+@pytest.mark.usefixtures("raw")
+@pytest.mark.parametrize("source", ["iog", "nm_vllm", "inferencemax"])
+def test_the_command_gives_what_the_tables_say(source: str) -> None:
+    """With the true release, and what the run's record says of its engine."""
+    mixtures = source == "inferencemax"
+    run = next(iter(expert_runs.inferencemax() if mixtures else servers.runs(source)))
+    machine = Machine("m", gpu(run.gpu), run.tensor_parallel)
+    found = simulation(
+        Cluster("c", (machine,)),
+        model=run.llm.name,
+        trace=run.trace,
+        engine=f"{run.family}@{run.release}",
+        degree=str(run.tensor_parallel),
+        batching={"prefill first": "prefill-first"}.get(run.engine.batching),
+        max_batch=run.engine.max_batch,
+        chunk=run.engine.max_step_tokens,
+        schedule_ahead=run.engine.schedule_ahead,
+        prefix_cache=run.engine.prefix_cache,
+        kv_precision=run.kv_precision,
+        router="round-robin",
+    )
+    ((_, result),) = found.runs
+    said = servers.simulated(run, result)
+    kept = calibration.read("expert_servers" if mixtures else "servers")
+    kept = kept[(kept["test"] == "default") & (kept["source"] == source)].iloc[0]
+    assert (kept["llm"], kept["load"]) == (run.llm.name, run.load)
+    for quantity, label in (("tpot_s", "TPOT"), ("ttft_s", "TTFT")):
+        error = 100.0 * (said[quantity] / run.measured[quantity] - 1.0)
+        assert error == pytest.approx(kept[label], abs=0.1)
