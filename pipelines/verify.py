@@ -213,7 +213,9 @@ def difference(old: Path, new: Path, *, of_largest: bool = False) -> float:
         return math.inf
     x, y = ([float(one) for one in _NUMBER.findall(text)] for text in (a, b))
     least = max(map(abs, x + y), default=0.0) if of_largest else 0.0
-    return max((_apart(*pair, least) for pair in zip(x, y, strict=True)), default=0.0)
+    pairs = ((one, two) for one, two in zip(x, y, strict=True) if one != two)
+    apart = (abs(one - two) / max(abs(one), abs(two), least) for one, two in pairs)
+    return max(apart, default=0.0)
 
 
 def _plain(path: Path) -> str:
@@ -225,7 +227,3 @@ def _plain(path: Path) -> str:
     if isinstance(values, dict):
         values.pop("code_sha256", None)
     return json.dumps(values, sort_keys=True)
-
-
-def _apart(x: float, y: float, least: float) -> float:
-    return 0.0 if x == y else abs(x - y) / max(abs(x), abs(y), least)

@@ -19,7 +19,7 @@ from matplotlib.ticker import ScalarFormatter
 
 from hetero.arrays import Floats
 from hetero.planners.rignall.assignment import Assignment
-from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
+from hetero.planners.rignall.rates import PHASES, Phase
 from hetero.plots import figures
 from hetero.workload.lengths import LengthRanges
 from pipelines.studies import island_inner_loop as study
@@ -130,7 +130,9 @@ def rates(solved: Solutions) -> Figure:
         table = solved["thesis", name].rates
         by_class = dict(zip(table.classes, table.rps(phase), strict=True))
         for island, rps in by_class.items():
-            axis.plot(table.ranges.middle_tokens, np.where(rps > 0, rps, np.nan), **_style(island))
+            colour, line = figures.gpu_colour(island.gpu), _LINES[island.size]
+            shown = np.where(rps > 0, rps, np.nan)
+            axis.plot(table.ranges.middle_tokens, shown, color=colour, linestyle=line)
         axis.set_yscale("log")
         axis.minorticks_off()
         idle = [f"{c.size} {c.gpu.split('-')[0]}" for c, rps in by_class.items() if not rps.any()]
@@ -266,10 +268,6 @@ def _tokens_axis(axis: Axes) -> None:
     axis.set_xticks((16, 128, 1024, 8192))
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.minorticks_off()
-
-
-def _style(island: IslandClass) -> dict[str, Any]:
-    return {"color": figures.gpu_colour(island.gpu), "linestyle": _LINES[island.size]}
 
 
 def _by_layout(
