@@ -294,17 +294,6 @@ def test_text_fits_a_terminal_and_says_the_figures(card):
     assert "nan" not in text
 
 
-def test_the_headline_says_when_arrivals_decide(card):
-    assert "Arrivals alone" not in str(card)
-    assert card.met_idle is None  # its seeds agree
-    rates = replace(card.goodput_rps, seeds=(1.0, 2.0, 4.0, 9.0), value=4.0)
-    for met, says in ((0.91, True), (0.99, False)):  # 90 % are asked for
-        one = replace(card, goodput_rps=rates, met_idle=met)
-        said = " ".join(sections.headline(one))
-        assert ("Arrivals alone make it 1.00 to 9.00: at a tenth of it 91.0 %" in said) == says
-        assert PlanCard.from_json(one.to_json()).met_idle == met
-
-
 def test_the_headline_says_first_what_was_asked_for_and_ends_with_what_helps(card):
     draws = tuple(float(k) for k in range(1, 11))
     asked = replace(card.question, rate_given=True, rate_rps=4.0)
