@@ -310,9 +310,9 @@ def test_the_headline_says_first_what_was_asked_for_and_ends_with_what_helps(car
     most = replace(less, what="much", gain_rps=Sampled(2.0, (2.0,), (1.0, 3.0)))
     some = replace(less, what="some", gain_rps=Sampled(1.0, (1.0,), (0.5, 1.5)))
     last = sections.headline(replace(card, changes=(less, some, most)))[-1]
-    assert last.startswith("Of the changes below, much brings most: 2.00 requests/s more (")
-    assert not any("changes below" in one for one in sections.headline(replace(card, changes=())))
-    assert "changes below" not in sections.headline(replace(card, changes=(less,)))[-1]
+    assert last.startswith("Of the changes beyond chance, much brings most: 2.00 requests/s more (")
+    assert not any("changes beyond" in one for one in sections.headline(replace(card, changes=())))
+    assert "changes beyond" not in sections.headline(replace(card, changes=(less,)))[-1]
 
 
 def test_pages_need_no_network_and_hold_every_table(card, tmp_path):

@@ -208,7 +208,7 @@ class GoodputBound:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What the goodput gains where one thing is 10 % better; negative differences are noise."""
+    """What the goodput gains where one thing is 10 % better."""
 
     name: str
     gain_percent: Number

@@ -98,7 +98,8 @@ def limits(
                 finely(other, seed, rate) / rate - 1.0
                 for (seed, _), rate in zip(seeds, now, strict=True)
             ]
-            rows.append(Limit(name, 100.0 * float(np.mean(gains)), use.get(name, np.nan)))
+            gain = max(0.0, float(np.mean(gains)))  # less is noise
+            rows.append(Limit(name, 100.0 * gain, use.get(name, np.nan)))
         rows.sort(key=lambda row: -row.gain_percent)
     else:
         rows = _busiest(run)

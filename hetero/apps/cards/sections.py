@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hetero.deployment import Deployment
 
 WIDTH = 100
+_VAGUE_PERCENT = 100.0  # error of step times that the headline warns of
 WITHOUT = "without "
 """How a change begins that takes GPUs away."""
 
@@ -92,7 +93,8 @@ def headline(card: PlanCard) -> tuple[str, ...]:
             f"tokens at {rate} requests/s, {show(full)} at {show(card.headline_rps)}."
         )
     else:
-        said.append("What it costs is not known: a GPU has no price.")
+        lacking = [one.gpu for one in card.sources if one.usd_per_gpu_h is None]
+        said.append(f"What it costs is not known: {', '.join(lacking) or 'a GPU'} has no price.")
     for one in card.changes:
         if one.what.startswith(WITHOUT) and one.goodput_rps.value >= asked.rate_rps:
             said.append(
@@ -104,7 +106,10 @@ def headline(card: PlanCard) -> tuple[str, ...]:
     if clear := [one for one in card.changes if one.gain_rps.interval()[0] > 0.0]:
         best = max(clear, key=lambda one: one.gain_rps.value)
         gain = f"{show(best.gain_rps.value)} requests/s more ({between(best.gain_rps)})"
-        said.append(f"Of the changes below, {best.what} brings most: {gain}.")
+        said.append(f"Of the changes beyond chance, {best.what} brings most: {gain}.")
+    vague = [(max(x.prefill_error_percent, x.decode_error_percent), x.gpu) for x in card.sources]
+    if (worst := max(vague, default=(0.0, ""))) and worst[0] > _VAGUE_PERCENT:
+        said.insert(1, f"Step times of {worst[1]} are known to +-{show(worst[0], 2)} % only.")
     return tuple(said)
 
 

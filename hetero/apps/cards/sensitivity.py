@@ -195,6 +195,9 @@ def _changed(
         found = replace(now, draws=now.draws[:draws])  # whatever stays idle changes nothing
     else:
         found = goodput(best, step.question, effort, draws=draws, like=now, near_rps=quick)
+    if step.like is not None:  # the plan without the machine stays possible
+        pairs = ((found.seeds, now.seeds), (found.draws, now.draws))
+        found = Sampled.of(*([max(p) for p in zip(a, b, strict=False)] for a, b in pairs))
     gain, price_usd = difference(found, now), best.usd_per_h
     if step.like is not None and step.added not in {
         name for group in best.groups for name in _places(group)
