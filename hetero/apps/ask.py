@@ -533,6 +533,7 @@ RESILIENCE = words(
     slo=_LOOSER,
     precision=_WEIGHTS,
     seeds=3,
+    planner="best",
 )
 EXPORT = words(
     "cluster to output model weights trace source slo rate budget precision memory router hosts "

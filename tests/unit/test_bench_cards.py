@@ -47,10 +47,10 @@ def pair() -> Plan:
 
 def test_long_runs_find_where_the_goal_is_just_met():
     trace = workload.load("azure2023_conv", "twin")
-    found = cards.limit_rps(pair(), trace, TARGETS, 0.9, 1.0, seed=3)
-    assert cards.met(pair(), trace, 0.97 * found, TARGETS, seed=3) >= 0.9
-    assert cards.met(pair(), trace, 1.1 * found, TARGETS, seed=3) < 0.9
-    again = cards.limit_rps(pair(), trace, TARGETS, 0.9, 10.0 * found, seed=3)
+    found = cards.limit_rps(pair(), trace, TARGETS, 0.6, 1.0, seed=3)
+    assert cards.met(pair(), trace, 0.97 * found, TARGETS, seed=3) >= 0.6
+    assert cards.met(pair(), trace, 1.1 * found, TARGETS, seed=3) < 0.6
+    again = cards.limit_rps(pair(), trace, TARGETS, 0.6, 10.0 * found, seed=3)
     assert again == pytest.approx(found, rel=0.02)
     # Targets that nothing meets have no limit, whatever the rate.
     assert cards.limit_rps(pair(), trace, Slo(ttft_s=1e-9), 0.9, 1.0, seed=3) == 0.0

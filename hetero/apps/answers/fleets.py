@@ -17,15 +17,16 @@ from hetero.apps.capacity.curve import LoadCurve
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.spot import SpotMix, cheapest_mix
-from hetero.apps.cards.request import able
+from hetero.apps.cards.answer import best_plan
+from hetero.apps.cards.contenders import winner
+from hetero.apps.cards.request import requested
 from hetero.costs.cost import CostSettings
 from hetero.display import Shown, Table
 from hetero.engines import EngineSpec
 from hetero.errors import require
-from hetero.planners.base import Planner
 from hetero.plans import Plan, footing
-from hetero.question import Load, Question, within_context
-from hetero.search.portfolio import planner, planners, portfolio
+from hetero.question import Load, Question
+from hetero.search.portfolio import planner, planners
 from hetero.simulator.sustained import came
 
 Sized: TypeAlias = sizing.Sizing | SpotMix | days.DayPlan | Autoscaled
@@ -151,40 +152,30 @@ def resilience(ask: Ask) -> Remaining:
     (False, True)
     """
     say = ask.progress or (lambda _: None)
-    llm, where = ask.llm, ask.fleet
-    trace, notes = within_context(ask.opened(), llm)
-    process, offered = ask.arriving(trace)
+    asked = requested(ask)
     require(
-        offered is not None,
+        asked.rate_given,
         "The load is given by --rate or --arrivals trace.",
         resolve="write --rate 20.",
     )
-    engine = _engine(ask)
-    machines = able(where, engine.name, engine.precision)
-    require(
-        bool(machines),
-        f"No GPU of {where.name} computes in {engine.precision} under the engine {engine.name}.",
-        resolve="choose another precision, or --engine any.",
+    question, notes, known = (
+        asked.question,
+        asked.notes,
+        {_slug(one.name): one for one in planners()},
     )
-    question = Question(
-        where.part(machines),
-        llm,
-        trace,
-        offered or 0.0,
-        ask.targets,
-        ask.goal,
-        seed=ask.seed,
-        engine=engine,
-        process=process,
-    )
-    say("plan")
-    plan, maker = _plan(ask.planner, question)
+    chosen = choice("--planner", _slug(ask.planner), ["best", *known])
+    if chosen == "best":
+        made = best_plan(asked, say)
+        plan, maker = made.best.plan, planner(winner(asked, made.best, made.found))
+    else:
+        say("plan")
+        plan, maker = known[chosen].plan(question), known[chosen]
     again = maker if ask.replan or plan.deployment is None else None
     seeds = _seeds(ask)
     found = losses.resilience(plan, question, planner=again, seeds=seeds, progress=say)
     extra = losses.spare(plan, question, _listed(ask), seeds=seeds) if ask.spare else None
     replicas = plan.deployment.replicas if plan.deployment is not None else ()
-    said = footing(replicas, came(trace, question.process), seeds)
+    said = footing(replicas, came(question.trace, question.process), seeds)
     return Remaining(plan, question, found, extra, (*notes, said))
 
 
@@ -220,17 +211,6 @@ def _listed(ask: Ask) -> PriceList:
         found = lists.from_catalog(gpus or None)
     limits = pairs("--max", ask.most, natural, "write a GPU and a number, as L40S=8.")
     return found.limited(limits) if limits else found
-
-
-def _plan(name: str, question: Question) -> tuple[Plan, Planner]:
-    """The plan of a planner, and the planner that plans again: of the best, the one that won."""
-    known = {_slug(one.name): one.name for one in planners()}
-    chosen = choice("--planner", _slug(name), ["best", *known])
-    if chosen != "best":
-        maker = planner(known[chosen])
-        return maker.plan(question), maker
-    found = portfolio(question)
-    return found.plan, planner(found.single.planner)
 
 
 def _slug(name: str) -> str:

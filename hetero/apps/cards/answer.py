@@ -42,10 +42,9 @@ from hetero.apps.cards.delivery import (
     promised,
     worst_quarter,
 )
-from hetero.apps.cards.infeasible import NoPlanError, explain, met
-from hetero.apps.cards.remedies import part_that_does
+from hetero.apps.cards.infeasible import NoPlanError, explain
 from hetero.apps.cards.request import CardRequest, counts, requested
-from hetero.apps.cards.sensitivity import changes, first_missed, limits
+from hetero.apps.cards.sensitivity import changes, limits
 from hetero.catalog import gpus
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
@@ -60,12 +59,9 @@ from hetero.question import Question, drawable, fit_draws, judged, step_error
 from hetero.search.portfolio import ask, planners
 from hetero.simulator.sustained import came
 
-_MANY = 2.0  # times what was asked for, from which on a part of the plan is looked for
 _ISLANDS = "assumed (analytic model of mixtures of experts; the error is that of dense models)"
 _EXPERTS = " (routed experts: data/measured/experts.csv; the error is that of dense models)"
-_APART = 0.2  # of a goodput, beyond which its seeds do not agree
 _POOL = 4  # plans that are tried again after every change
-_RUNNERS = 2  # plans after the best one, of which is said why they carry less
 
 
 @asks(PLAN, Ask)
@@ -191,8 +187,6 @@ def _card(
     best, question, carried, safe, found = made
     plan, effort = best.plan, asked.effort
     rate = question.rate_rps
-    seen_rps = carried.seeds
-    apart = max(seen_rps) - min(seen_rps) > _APART * carried.value > 0.0
     say("latencies")
     seen = delivered(plan, question, rate, effort)
     say("what binds")
@@ -210,7 +204,6 @@ def _card(
     others.sort(key=lambda one: one.key, reverse=True)
     pool = [plan, *(one.plan for one in others[:_POOL] if drawable(one.plan))]
     changed = changes(pool, question, carried, replan, effort)
-    worse = {id(one): _worse(one, question, carried, asked) for one in _runners(best, others)}
     slo = question.slo
     notes = [*plan.notes, *asked.cluster.notes, *asked.notes]
     if question.engine.precision != "fp16":
@@ -281,12 +274,10 @@ def _card(
         ),
         limits=binding,
         changes=tuple(effect for effect, _ in changed),
-        tried=tuple(_tried(one, worse.get(id(one), "")) for one in found),
+        tried=tuple(map(_tried, found)),
         sources=_sources(plan, asked.cluster, question),
         notes=tuple(notes),
         plan=plan,
-        smaller=part_that_does(plan, question) if carried.value >= _MANY * rate else "",
-        met_idle=met(plan, question, 0.1 * carried.value, effort) if apart else None,
         at_rates=at_rates(plan, question, safe or carried.value, effort),
         proof=best.asked.proof,
         promised_rps=safe,
@@ -417,37 +408,7 @@ def _bound(question: Question, carried: Sampled, served: float) -> GoodputBound 
     return GoodputBound(most, what, 100.0 * (1.0 - carried.value / most))
 
 
-def _runners(best: Contender, others: Sequence[Contender]) -> list[Contender]:
-    """The second and the third best of the plans that differ."""
-    known = {_design(best.plan)}
-    found: list[Contender] = []
-    for one in others:
-        if len(found) < _RUNNERS and _design(one.plan) not in known:
-            known.add(_design(one.plan))
-            found.append(one)
-    return found
-
-
-def _design(plan: Plan) -> tuple[object, ...]:
-    return plan.routing, *sorted((one.stages, one.phase) for one in plan.groups)
-
-
-def _worse(one: Contender, question: Question, carried: Sampled, asked: CardRequest) -> str:
-    """Why a plan carries less than the best one: what it does at the goodput of that."""
-    load = question.load(carried.value or question.rate_rps, precision=asked.effort.precision)
-    run, seen = judged(one.plan, load, question.seed)
-    missed = first_missed(run, question)
-    idle = ", ".join(f"{n} x {gpu}" for gpu, n in _idle(one.plan, asked.cluster).items())
-    said = [
-        f"at {load.rate_rps:.3g} requests/s {100 * seen.attained:.1f} % are within the targets",
-        f"{missed.upper()} is missed first" if missed else "",
-        "" if seen.steady else "waits go on growing",
-        f"{idle} would be idle" if idle else "",
-    ]
-    return ", ".join(filter(None, said))
-
-
-def _tried(one: Contender, worse: str) -> TriedPlanner:
+def _tried(one: Contender) -> TriedPlanner:
     asked, score = one.asked, one.asked.score
     return TriedPlanner(
         asked.planner,
@@ -456,7 +417,6 @@ def _tried(one: Contender, worse: str) -> TriedPlanner:
         score.usd_per_h if score else None,
         asked.plan.bound_rps if asked.plan else None,
         "" if score else reason_of(asked),
-        worse,
     )
 
 

@@ -21,10 +21,9 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
     arrivals) and ``draws`` (one value per draw of the step times, with arrivals of its own).
 ``plan``
     The plan as a value (:mod:`hetero.plans`), which can be simulated on another trace.
-``limits``, ``changes``, ``tried``, ``sources``, ``notes``, ``smaller``, ``met_idle``, ``proof``
-    What binds, what would change it, what was tried (``worse`` says why the second and third best
-    carry less), where the figures come from, what part of the plan would do where the whole carries
-    twice what is asked for, and what the search showed of all layouts.
+``limits``, ``changes``, ``tried``, ``sources``, ``notes``, ``proof``
+    What binds, what would change it, what was tried, where the figures come from, and what the
+    search showed of all layouts.
 ``at_rates``
     What the plan does with less than its goodput and with more, with the arrivals of one seed:
     ``rate_rps``, ``met`` (share within all targets), ``latencies_s`` (P50, P90 and P99 by
@@ -209,7 +208,7 @@ class GoodputBound:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What the goodput gains where one thing is 10 % better; negative differences are noise."""
+    """What the goodput gains where one thing is 10 % better."""
 
     name: str
     gain_percent: Number
@@ -247,7 +246,6 @@ class TriedPlanner:
     usd_per_h: _Known | None
     bound_rps: _Known | None
     reason: str
-    worse: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +280,6 @@ class PlanCard(Shown):
     ----------
     plan
         The plan itself, which can be simulated, drawn, exported and served.
-    smaller
-        Part of the plan that carries what was asked for, where the whole carries twice as much.
     proof
         What the search showed of all layouts, in a sentence; empty where it did not search.
     promised_rps
@@ -291,9 +287,6 @@ class PlanCard(Shown):
         none does; NaN in cards that were made before there was one.
     shuffled_rps
         Goodput with the requests in any order; NaN where they come so, or cannot.
-    met_idle
-        Share of the requests within the targets at a tenth of the goodput, where arrivals alone
-        change that by much.
     """
 
     question: CardQuestion
@@ -314,8 +307,6 @@ class PlanCard(Shown):
     sources: tuple[Source, ...]
     plan: Annotated[InstanceOf[Plan], BeforeValidator(_planned)]
     notes: tuple[str, ...] = ()
-    smaller: str = ""
-    met_idle: Number | None = None
     at_rates: tuple[AtRate, ...] = ()
     proof: str = ""
     promised_rps: Number = math.nan

@@ -47,30 +47,12 @@ body{{font-family:system-ui,sans-serif;margin:24px auto;max-width:1000px;padding
 <body>{body}</body></html>
 """
 
-_RATES = """
-.rates input{position:absolute;opacity:0}
-.rates .choice{display:flex;flex-wrap:wrap;gap:4px;align-items:center;margin:6px 0}
-.rates label{padding:2px 10px;border-radius:4px;cursor:pointer;
- border:1px solid color-mix(in srgb,currentColor 30%,transparent)}
-.rates .figures{display:none;margin:4px 0}
-.rates .figures b{font-size:15px}
-.rates .curves{display:flex;flex-wrap:wrap}
-.rates .at{opacity:0;fill:#3b8fd0}
-.rates .axis{fill:none;stroke:currentColor;opacity:.5}
-.rates .dotted{stroke-dasharray:2 3}
-.rates .target{fill:none;stroke:#d98218;stroke-width:1.5}
-.rates polyline{fill:none;stroke:#3b8fd0;stroke-width:1.5}
-"""
-
 _BLUE, _ORANGE = "#3b8fd0", "#d98218"
-_CHOSEN = "#1f6fb0"  # the blue, dark enough for white text
 
 
 def page(card: PlanCard) -> str:
     """A page of its own, all details open."""
     body = fragment(card).replace("<details>", "<details open>")
-    if card.at_rates:
-        body = body.replace("<h3>At other rates</h3>", f"<h3>At other rates</h3>{_rates(card)}")
     return _PAGE.format(title=html.escape(sections.title(card)), body=body)
 
 
@@ -149,91 +131,6 @@ def _bar(name: str, one: Sampled, unit: str, factor: float, limit: float | None,
         text += f", {what} {sections.show(factor * limit)}"
     parts.append(f"</svg><span>{html.escape(text)}</span>")
     return "".join(parts)
-
-
-def _rates(card: PlanCard) -> str:
-    """Rates to choose among by mouse or keyboard, drawn and in figures; no script is needed."""
-    goodput, rates = card.headline_rps, [one.rate_rps for one in card.at_rates]
-    chosen = min(range(len(rates)), key=lambda k: abs(rates[k] - goodput))
-    inputs, labels, said, shown = [], [], [], []
-    for k, one in enumerate(card.at_rates):
-        checked = " checked" * (k == chosen)
-        inputs.append(f"<input type='radio' name='rate' id='rate{k}'{checked}>")
-        labels.append(f"<label for='rate{k}'>{sections.show(one.rate_rps)}</label>")
-        figures = [("within all targets", f"{100.0 * one.met:.1f} %")]
-        for name in card.question.targets_s:
-            values = ", ".join(sections.show(1e3 * value) for value in one.latencies_s[name])
-            figures.append((f"{name.upper()} P50, P90, P99", f"{values} ms"))
-        if one.usd_per_mtok is not None:
-            figures.append(("per 10^6 tokens", f"{sections.show(one.usd_per_mtok)} $"))
-        said.append(f"<div class='figures at{k}'>{_large(figures)}</div>")
-        shown.append(
-            f"#rate{k}:checked~.figures.at{k}{{display:flex}}"
-            f"#rate{k}:checked~.curves .at{k}{{opacity:1}}"
-            f"#rate{k}:checked~.choice label[for=rate{k}]{{background:{_CHOSEN};color:#fff}}"
-            f"#rate{k}:focus-visible~.choice label[for=rate{k}]{{outline:2px solid {_ORANGE}}}"
-        )
-    quantities: list[tuple[str, list[list[float]], float]] = [
-        (
-            "within all targets [%]",
-            [[100.0 * one.met] for one in card.at_rates],
-            100.0 * card.question.goal,
-        )
-    ]
-    quantities += [
-        (
-            f"{name.upper()} P50, P90, P99 [ms]",
-            [[1e3 * value for value in one.latencies_s[name]] for one in card.at_rates],
-            1e3 * target,
-        )
-        for name, target in card.question.targets_s.items()
-    ]
-    panels = "".join(
-        f"<svg role='img' aria-label='{one[0]}' viewBox='0 0 280 160' width='280'>"
-        f"{_curve(rates, goodput, *one)}</svg>"
-        for one in quantities
-    )
-    title = "Share within all targets and latencies by rate; lines: targets, dotted: goodput"
-    return (
-        f"<style>{_RATES}{''.join(shown)}</style><div class='rates'>{''.join(inputs)}"
-        f"<div class='choice'><small>requests/s</small>{''.join(labels)}</div>"
-        f"<div class='curves' role='group' aria-label='{title}'>{panels}</div>"
-        f"{''.join(said)}</div>"
-    )
-
-
-def _curve(
-    rates: list[float], goodput: float, name: str, values: list[list[float]], target: float
-) -> str:
-    """Values over rates, with their target and the goodput; latencies on a logarithmic axis."""
-    finite = [v for row in values for v in row if math.isfinite(v) and v > 0.0]
-    percent = name.endswith("[%]")
-    low = 0.0 if percent else math.log(min([*finite, target]))
-    high = 100.0 if percent else math.log(max([*finite, target]))
-
-    def at(rate: float, value: float) -> str:
-        height = value if percent else math.log(max(value, math.exp(low)))
-        share = (height - low) / (high - low or 1.0)
-        return f"{30 + 200 * rate / rates[-1]:.1f},{130 - 100 * share:.1f}"
-
-    lines = [f"<text x='30' y='16'>{name}</text>", "<path class='axis' d='M30,30V130H230'/>"]
-    for k in range(len(values[0])):
-        points = " ".join(
-            at(rate, row[k])
-            for rate, row in zip(rates, values, strict=True)
-            if math.isfinite(row[k])
-        )
-        lines.append(f"<polyline points='{points}' opacity='{1 - 0.3 * k:.1f}'/>")
-    x, y = at(goodput, target).split(",")
-    lines.append(f"<path class='target' d='M30,{y}H230'/>")
-    lines.append(f"<text x='235' y='{float(y) + 4:.1f}'>{sections.show(target)}</text>")
-    lines.append(f"<path class='axis dotted' d='M{x},30V130'/>")
-    lines.append(f"<text x='{x}' y='146' text-anchor='middle'>{sections.show(goodput)}</text>")
-    for k, (rate, row) in enumerate(zip(rates, values, strict=True)):
-        dots = (at(rate, value).split(",") for value in row if math.isfinite(value))
-        marks = "".join(f"<circle cx='{cx}' cy='{cy}' r='3.5'/>" for cx, cy in dots)
-        lines.append(f"<g class='at at{k}'>{marks}</g>")
-    return "".join(lines)
 
 
 def _table(table: Table) -> str:

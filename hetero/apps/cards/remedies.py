@@ -16,7 +16,6 @@ from hetero.errors import HeteroError
 from hetero.planners.bound import bound
 from hetero.plans import Plan
 from hetero.question import Question, judged, sustained_rps
-from hetero.routers import Predictive
 from hetero.simulator import Run, Slo
 from hetero.simulator.sustained import Judged, window
 
@@ -76,37 +75,6 @@ def by_targets(question: Question, run: Run, seen: Judged) -> Iterator[Nearest]:
         )
         text = f"All targets {factor:.3g} times as long ({wanted})."
         yield Nearest("targets", text, factor, "times")
-
-
-def part_that_does(plan: Plan, question: Question) -> str:
-    """The machines of a plan that sustain what is asked without the others, in words.
-
-    Machines are left out one by one, the dearest first, as long as the rest does; requests go by
-    predicted cost. Empty where all are needed, or replicas span machines.
-    """
-    served, held = plan.deployment, dict[str, set[str]]()
-    for group in plan.groups:
-        for machine, *_ in group.stages:
-            held.setdefault(machine, set()).add(group.name)
-    if served is None or sum(map(len, held.values())) != len(served.replicas):
-        return ""
-    known = {machine.name: machine for machine in question.cluster.machines}
-    kept = sorted(held, key=lambda name: known[name].usd_per_h or known[name].count)
-    for name in kept[::-1]:
-        rest = [one for one in kept if one != name]
-        names = set().union(*(held[one] for one in rest))
-        nodes = tuple(one for one in served.replicas if one.name in names)
-        if {one.role for one in nodes} != {one.role for one in served.replicas}:
-            continue
-        links = tuple(link for link in served.links if {link[0], link[1]} <= names)
-        less = replace(plan.on(replace(served, replicas=nodes, links=links)), router=Predictive())
-        if judged(less, question.load(), question.seed)[1].sustained:
-            kept = rest
-    if len(kept) == len(held):
-        return ""
-    prices = [known[name].usd_per_h for name in kept]
-    cost = "" if None in prices else f" for {sum(p for p in prices if p is not None):,.4g} $/h"
-    return f"{', '.join(kept)} alone {'does' if len(kept) == 1 else 'do'} for it{cost}"
 
 
 def by_rate(best: Plan, question: Question, idle: float, effort: CardEffort) -> tuple[Nearest, ...]:

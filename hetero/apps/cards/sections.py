@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 WIDTH = 100
+_VAGUE_PERCENT = 100.0  # error of step times that the headline warns of
 WITHOUT = "without "
 """How a change begins that takes GPUs away."""
 
-_NEAR_GOAL = 0.02  # where so little more than the goal is met without load, requests decide
+_MANY = 2.0  # times what was asked for, from which on less may do
 _SERVED = {
     "requests_per_s": ("throughput", "requests/s", 1.0),
     "output_tps": ("output tokens", "tokens/s", 1.0),
@@ -56,7 +57,7 @@ def title(card: PlanCard) -> str:
 def headline(card: PlanCard) -> tuple[str, ...]:
     """The answer in a few sentences: what was asked for, the goodput, how sure, what next."""
     asked, rate, bound = card.question, show(card.question.rate_rps), card.bound
-    draws, seeds = np.array(card.goodput_rps.draws), np.array(card.goodput_rps.seeds)
+    draws = np.array(card.goodput_rps.draws)
     said = []
     if asked.rate_given and len(draws):
         said = [
@@ -77,18 +78,9 @@ def headline(card: PlanCard) -> tuple[str, ...]:
         said.append(f"{none}With {within} the mean {mean} {step_times}")
     if asked.rate_given and card.promised_rps < asked.rate_rps:
         said.append(f"The {rate} requests/s asked for are more than can be promised.")
-    if card.met_idle is not None and card.met_idle < asked.goal + _NEAR_GOAL:
-        said.append(
-            f"Arrivals alone make it {show(seeds.min())} to {show(seeds.max())}: at a tenth of it "
-            f"{100 * card.met_idle:.1f} % are within the targets, so that it hangs on which "
-            "requests come. A slightly lower goal, or longer targets, may carry far more."
-        )
-    if card.smaller:
-        times = show(card.goodput_rps.value / asked.rate_rps, 2)
-        said.append(
-            f"That is {times} times what was asked for: {card.smaller}; `--cheapest` looks for "
-            "less still."
-        )
+    if asked.rate_given and card.headline_rps >= _MANY * asked.rate_rps:
+        times = show(card.headline_rps / asked.rate_rps, 2)
+        said.append(f"That is {times} times what was asked for: `--cheapest` looks for less.")
     said.append(
         f"With these step times no plan serves more than {show(bound.rate_rps)} requests/s on "
         f"these GPUs ({bound.what}); the goodput is {bound.gap_percent:.0f} % below."
@@ -105,7 +97,8 @@ def headline(card: PlanCard) -> tuple[str, ...]:
             f"tokens at {rate} requests/s, {show(full)} at {show(card.headline_rps)}."
         )
     else:
-        said.append("What it costs is not known: a GPU has no price.")
+        lacking = [one.gpu for one in card.sources if one.usd_per_gpu_h is None]
+        said.append(f"What it costs is not known: {', '.join(lacking) or 'a GPU'} has no price.")
     for one in card.changes:
         if one.what.startswith(WITHOUT) and one.goodput_rps.value >= asked.rate_rps:
             said.append(
@@ -117,7 +110,10 @@ def headline(card: PlanCard) -> tuple[str, ...]:
     if clear := [one for one in card.changes if one.gain_rps.interval()[0] > 0.0]:
         best = max(clear, key=lambda one: one.gain_rps.value)
         gain = f"{show(best.gain_rps.value)} requests/s more ({between(best.gain_rps)})"
-        said.append(f"Of the changes below, {best.what} brings most: {gain}.")
+        said.append(f"Of the changes beyond chance, {best.what} brings most: {gain}.")
+    vague = [(max(x.prefill_error_percent, x.decode_error_percent), x.gpu) for x in card.sources]
+    if (worst := max(vague, default=(0.0, ""))) and worst[0] > _VAGUE_PERCENT:
+        said.insert(1, f"Step times of {worst[1]} are known to +-{show(worst[0], 2)} % only.")
     return tuple(said)
 
 
@@ -308,8 +304,7 @@ def tried(card: PlanCard) -> Table:
         (one.planner, *((one.precision,) if several else ()), one.goodput_rps, one.usd_per_h)
         for one in planned
     )
-    notes = [f"Why not {one.planner}: {one.worse}." for one in planned if one.worse]
-    notes += [
+    notes = [
         f"No plan of {', '.join(dict.fromkeys(names))}: {reason}"
         for reason, names in by_reason(
             (one.planner, one.reason) for one in found if one.reason

@@ -205,6 +205,9 @@ def _changed(
         found = replace(now, draws=now.draws[:draws])  # whatever stays idle changes nothing
     else:
         found = goodput(best, step.question, effort, draws=draws, like=now, near_rps=quick)
+    if step.like is not None:  # the plan without the machine stays possible
+        pairs = ((found.seeds, now.seeds), (found.draws, now.draws))
+        found = Sampled.of(*([max(p) for p in zip(a, b, strict=False)] for a, b in pairs))
     gain, price_usd = difference(found, now), best.usd_per_h
     if step.like is not None and step.added not in {
         name for group in best.groups for name in _places(group)
@@ -349,7 +352,8 @@ def limits(
                 finely(other, seed, rate) / rate - 1.0
                 for (seed, _), rate in zip(seeds, now, strict=True)
             ]
-            rows.append(Limit(name, 100.0 * float(np.mean(gains)), use.get(name, np.nan)))
+            gain = max(0.0, float(np.mean(gains)))  # less is noise
+            rows.append(Limit(name, 100.0 * gain, use.get(name, np.nan)))
         rows.sort(key=lambda row: -row.gain_percent)
     else:
         rows = _busiest(run)
