@@ -68,6 +68,7 @@ def headline(card: PlanCard) -> tuple[str, ...]:
     if len(draws) and not asked.rate_given:
         safe = show(np.quantile(draws, 0.1))
         said.append(f"To be safe, count on {safe} requests/s, which nine of ten draws carry.")
+    said += [note for note in card.notes if note.startswith("Its caches hold the longest request")]
     if card.met_idle is not None and card.met_idle < asked.goal + _NEAR_GOAL:
         said.append(
             f"Arrivals alone make it {show(seeds.min())} to {show(seeds.max())}: at a tenth of it "
