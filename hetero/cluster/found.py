@@ -46,15 +46,7 @@ _NODES = (
 
 
 def form(text: str, path: Path) -> Any:
-    """The content of a file in the form of a cluster file, which it may have already.
-
-    Raises
-    ------
-    CatalogError
-        If it tells no definite machines, or GPUs that are divided.
-    DataError
-        If it is no YAML.
-    """
+    """The content of a file in the form of a cluster file, which it may have already."""
     if any(_GPU.fullmatch(line.strip()) for line in text.splitlines()):
         return _told(f"nvidia-smi -L, {path.name}", _hosts(text, path))
     try:

@@ -29,13 +29,7 @@ def cluster(name: str) -> Cluster:
 
 
 def find(name: str | Path) -> Cluster:
-    """Shipped cluster of that name, or the one of a file, see :mod:`hetero.cluster.found`.
-
-    Raises
-    ------
-    CatalogError
-        If there is neither.
-    """
+    """Shipped cluster of that name, or the one of a file, see :mod:`hetero.cluster.found`."""
     shipped = None if isinstance(name, Path) else clusters().get(name)
     if shipped is None and (Path(name).suffix or Path(name).exists()):
         return Cluster.load(name)
