@@ -394,13 +394,7 @@ def names_of(gpu: str) -> tuple[str, ...]:
 
 
 def skypilot_names() -> dict[str, str]:
-    """Names of SkyPilot by GPU of the catalog; where several share one, its most usual comes first.
-
-    Examples
-    --------
-    >>> skypilot_names()["A100-SXM-80GB"]
-    'A100-80GB'
-    """
+    """Names of SkyPilot by GPU of the catalog; of GPUs that share one the most usual is first."""
     return {gpu: row.skypilot for gpu, row in _names().items() if row.skypilot}
 
 

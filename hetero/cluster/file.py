@@ -159,8 +159,7 @@ def _read(path: Path) -> object:
     except FileNotFoundError:
         raise CatalogError(
             f"{path}: there is no such file.",
-            resolve="give the path of a cluster file (or what nvidia-smi -L or kubectl get nodes "
-            "-o json printed), or the name of a shipped cluster.",
+            resolve="give the path of a cluster file or list of GPUs, or a shipped cluster's name.",
         ) from None
     except (OSError, UnicodeDecodeError):
         raise CatalogError(f"{path}: this is no text file.", resolve="save it as UTF-8.") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -46,15 +47,7 @@ _NODES = (
 
 
 def form(text: str, path: Path) -> Any:
-    """The content of a file in the form of a cluster file, which it may have already.
-
-    Raises
-    ------
-    CatalogError
-        If it tells no definite machines, or GPUs that are divided.
-    DataError
-        If it is no YAML.
-    """
+    """The content of a file in the form of a cluster file, which it may have already."""
     if any(_GPU.fullmatch(line.strip()) for line in text.splitlines()):
         return _told(f"nvidia-smi -L, {path.name}", _hosts(text, path))
     try:
@@ -102,14 +95,10 @@ def together(forms: Iterable[Any], paths: Sequence[Path]) -> dict[str, Any]:
 
 def text_of(fleet: Cluster) -> str:
     """The machines of a cluster as a cluster file, under the catalog's names."""
-    rows = [
-        {"name": m.name, "gpu": m.gpu.name, "count": m.count}
-        | ({"region": m.region} if m.region != "local" else {})
-        for m in fleet.machines
-    ]
-    lines = (", ".join(f"{key}: {json.dumps(value)}" for key, value in row.items()) for row in rows)
-    head = f"name: {json.dumps(fleet.name)}\nsource: {json.dumps(fleet.source)}\nmachines:\n"
-    return head + "".join(f"  - {{{line}}}\n" for line in lines)
+    said = "name: {}\nsource: {}\nmachines:\n".format(*map(json.dumps, (fleet.name, fleet.source)))
+    row = "  - {{name: {}, gpu: {}, count: {}, region: {}}}\n"
+    each = ((m.name, m.gpu.name, m.count, m.region) for m in fleet.machines)
+    return said + "".join(row.format(*map(json.dumps, values)) for values in each)
 
 
 def _hosts(text: str, path: Path) -> list[dict[str, Any]]:
@@ -136,15 +125,12 @@ def _hosts(text: str, path: Path) -> list[dict[str, Any]]:
 def _rows(found: Iterable[tuple[str, str, int, str]]) -> list[dict[str, Any]]:
     """One row per host and GPU: a machine has GPUs of one type, so that of two is two machines."""
     listed = list(found)
-    hosts = [host for host, *_ in listed]
+    times = Counter(host for host, *_ in listed)
+    names = (host if times[host] == 1 else f"{host}-{slug(gpu)}" for host, gpu, *_ in listed)
+    keys = ("name", "gpu", "count", "region")
     return [
-        {
-            "name": host if hosts.count(host) == 1 else f"{host}-{slug(gpu)}",
-            "gpu": gpu,
-            "count": count,
-        }
-        | ({"region": region} if region else {})
-        for host, gpu, count, region in listed
+        dict(zip(keys, (name, gpu, count, region or "local"), strict=True))
+        for name, (_, gpu, count, region) in zip(names, listed, strict=True)
     ]
 
 
@@ -188,29 +174,23 @@ def _nodes(content: Mapping[str, Any], path: Path) -> tuple[list[dict[str, Any]]
 
 
 def _task(content: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
-    asked, nodes = content["resources"], content.get("num_nodes", 1)
-    asked = asked if isinstance(asked, dict) else {}
-    given = asked.get("accelerators") or asked.get("instance_type")
-    given = {given: None} if isinstance(given, str) else given
-    choices = [key for key in ("any_of", "ordered") if key in asked]
-    if not isinstance(given, dict) or len(given) != 1 or choices:
-        what = "its resources name several accelerators to choose from, or none"
+    asked = content["resources"] if isinstance(content["resources"], dict) else {}
+    given = asked.get("accelerators")
+    (said, count), *more = given.items() if isinstance(given, dict) and given else [(given, None)]
+    if not isinstance(said, str) or more or {"any_of", "ordered"} & asked.keys():
+        what = "its resources name no accelerators, or several to choose from"
         raise _refused(path, what, "leave one, as in accelerators: {H100: 8}")
-    name, _, number = str(next(iter(given))).partition(":")
-    count, number = next(iter(given.values())), number or "1"
-    if "instance_type" in asked and not asked.get("accelerators"):
-        raise _refused(path, "it names a machine and not its GPUs", "add accelerators: {H100: 8}")
-    usual = {said.lower(): gpu for gpu, said in reversed(skypilot_names().items())}
+    name, _, number = (part.strip() for part in said.partition(":"))
     try:
-        whole = int(number if count is None else count)
-        copies = int(nodes)
+        whole, copies = int(count or number or 1), int(content.get("num_nodes", 1))
     except (TypeError, ValueError):
         what = "its accelerators or num_nodes are no whole numbers"
         raise _refused(path, what, "write them as in accelerators: {H100: 8}") from None
+    usual = {known.lower(): gpu for gpu, known in reversed(skypilot_names().items())}
     task = str(content.get("name") or path.stem)
     row = {
         "name": task if good(task) else slug(task),
-        "gpu": usual.get(name.strip().lower(), name.strip()),
+        "gpu": usual.get(name.lower(), name),
         "count": whole,
         "region": str(asked.get("region") or "local"),
     }

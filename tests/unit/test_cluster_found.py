@@ -128,11 +128,11 @@ def test_a_task_of_skypilot(tmp_path) -> None:
         ("n.json", nodes(node("c", **{"nvidia_com__mig-1g.5gb": "7"})), "c has divided GPUs"),
         ("n.json", nodes(node("c", product("NVIDIA-H20", 8, 141))), "141 GiB by their label"),
         ("n.json", nodes(node("$(x)", product("NVIDIA-L4", 1))), "give a name"),
-        ("t.yaml", "resources: {accelerators: [L4:1, T4:1]}", "several accelerators to choose"),
+        ("t.yaml", "resources: {accelerators: [L4:1, T4:1]}", "several to choose"),
         ("t.yaml", "resources: {accelerators: {L4: 1}, any_of: [{region: x}]}", "to choose from"),
-        ("t.yaml", "resources: {instance_type: g5.12xlarge}", "a machine and not its GPUs"),
+        ("t.yaml", "resources: {instance_type: g5.12xlarge}", "name no accelerators"),
         ("t.yaml", "resources: {accelerators: L4:half}", "no whole numbers"),
-        ("t.yaml", "resources: {cpus: 8}", "or none"),
+        ("t.yaml", "resources: {cpus: 8}", "name no accelerators"),
     ],
 )
 def test_what_is_no_definite_fleet_is_told(tmp_path, name, text, says) -> None:
@@ -162,4 +162,4 @@ def test_commands_say_what_they_understood(tmp_path, capsys) -> None:
     assert end.value.code == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["cluster"] == "host"
-    assert '- {name: "host", gpu: "L4", count: 1}' in said.err
+    assert '- {name: "host", gpu: "L4", count: 1, region: "local"}' in said.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -132,6 +132,15 @@ def test_an_engine_that_a_card_describes_wrongly(engine):
     shared["Engine"] |= engine
     with pytest.raises(DataError, match=r"the plan cannot be read: .*(engine|Engine|batching)"):
         PlanCard.from_json(json.dumps(values))
+
+
+def test_weights_are_those_that_the_card_was_asked_for():
+    hub = "meta-llama/Llama-3.1-8B-Instruct"
+    asked = replace(card(), question=replace(card().question, checkpoint=hub))
+    service = Service.of_card(PlanCard.from_json(asked.to_json()))
+    assert (service.model, service.llm.name) == (hub, "Llama-3.1-8B")
+    assert Service.of_card(asked, weights="mine/other").model == "mine/other"
+    assert Service.of_card(card()).model == card().question.model
 
 
 def test_another_model_than_the_card_names():

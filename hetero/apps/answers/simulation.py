@@ -276,8 +276,8 @@ def _model(ask: Ask, card: PlanCard | None) -> Llm | None:
     """The model; None of a card that was made for one's own, which is not read again."""
     if card is None:
         return ask.llm
-    with suppress(CatalogError):
-        return catalog.find_llm(card.question.model)
+    with suppress(CatalogError, DataError):
+        return catalog.find_llm(card.question.checkpoint or card.question.model)
     return None
 
 

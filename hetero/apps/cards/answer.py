@@ -250,6 +250,7 @@ def _card(
             choose=asked.ask.choose,
             seed=question.seed,
             requests=len(question.load().trace),
+            checkpoint=name if isinstance(name := asked.ask.model, str) and "/" in name else "",
             longest_tokens=int((question.trace.input_tokens + question.trace.output_tokens).max()),
             engine=question.engine.name,
             arrivals=question.process,

@@ -10,7 +10,7 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
     ``budget_usd_per_h``, ``precision``, ``choose``, ``seed``, ``requests``, ``engine``,
     ``release``, ``memory_fraction``, ``kv_precision``, ``arrivals`` (``"poisson"``,
     ``"shuffled"`` or ``"scaled"``), ``speculate``, ``lora``, ``longest_tokens`` (of a request; 0
-    if not known).
+    if not known), ``checkpoint`` (hub id or path, where the model was named so).
 ``planner``, ``precision``, ``groups``, ``idle``, ``routing``
     The plan: which GPUs form which replicas. A group has ``count``, ``gpus`` (by type, of one
     replica), ``parallelism``, ``phase``, ``share`` (of the requests, all of them together; null
@@ -169,6 +169,7 @@ class CardQuestion:
     release: Annotated[str, Field(pattern=r"^[0-9.]*$")] = ""
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
     longest_tokens: _Count = 0
+    checkpoint: Line = ""
     kv_precision: Line = "fp16"
     speculate: Line = ""
     lora: Line = ""

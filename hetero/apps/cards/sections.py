@@ -81,6 +81,7 @@ def headline(card: PlanCard) -> tuple[str, ...]:
     if asked.rate_given and card.headline_rps >= _MANY * asked.rate_rps:
         times = show(card.headline_rps / asked.rate_rps, 2)
         said.append(f"That is {times} times what was asked for: `--cheapest` looks for less.")
+    said += [note for note in card.notes if note.startswith("Its caches hold the longest request")]
     said.append(
         f"With these step times no plan serves more than {show(bound.rate_rps)} requests/s on "
         f"these GPUs ({bound.what}); the goodput is {bound.gap_percent:.0f} % below."

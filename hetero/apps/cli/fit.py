@@ -58,8 +58,7 @@ def fit(
     """Fit prefill and decode times to measurements, with intervals and errors.
 
     The coefficients are p1..p8 of Xiong et al. eq. 3-4.
-    What the measurements cannot determine is refused, with what they do determine. Requests that a
-    benchmark served under load are for `hetero observe`.
+    What the measurements cannot determine is refused, with what they do determine.
     """
     from hetero import latency
     from hetero.errors import DataError, FitError, ParameterError

@@ -23,6 +23,7 @@ Manifest: TypeAlias = dict[str, Any]
 
 # Names of secrets and of their keys by variable; none of them has to exist.
 _SECRETS = {"HF_TOKEN": ("hf-token", "token"), vllm.KEY: ("vllm-api-key", "key")}
+_PART_OF = "app.kubernetes.io/part-of"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _TOGETHER = "hetero/machine"  # label of pods that have to share a node
 _START_S, _START_TRIES = 15, 240  # an hour to load the weights
@@ -65,12 +66,8 @@ def _labels(service: Service, name: str) -> dict[str, str]:
     return {
         "app.kubernetes.io/name": "vllm",
         "app.kubernetes.io/instance": name,
-        **_part_of(service),
+        _PART_OF: slug(service.llm.name),
     }
-
-
-def _part_of(service: Service) -> dict[str, str]:
-    return {"app.kubernetes.io/part-of": slug(service.llm.name)}
 
 
 def _meta(service: Service, name: str, family: tuple[ServedEngine, ...] = ()) -> Manifest:
@@ -146,7 +143,7 @@ def _pod(
     shared = {_TOGETHER: slug(machine)} if (machine := service.bound_to(one)) else {}
     if shared:
         near = {
-            "labelSelector": {"matchLabels": _part_of(service) | shared},
+            "labelSelector": {"matchLabels": {_PART_OF: slug(service.llm.name), **shared}},
             "topologyKey": "kubernetes.io/hostname",
         }
         affinity["podAffinity"] = {_REQUIRED: [near]}

@@ -34,13 +34,7 @@ def node_label(gpu: str) -> tuple[str, str]:
 
 
 def skypilot(gpu: str) -> str:
-    """Name of a GPU in SkyPilot.
-
-    Examples
-    --------
-    >>> skypilot("A100-SXM-80GB")
-    'A100-80GB'
-    """
+    """Name of a GPU in SkyPilot, such as A100-80GB."""
     require(
         gpu in skypilot_names(),
         f"SkyPilot's list of accelerators has no {gpu}.",

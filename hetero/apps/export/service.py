@@ -228,7 +228,7 @@ class Service(Shown):
     def of_card(
         cls, card: PlanCard, llm: Llm | None = None, **how: Unpack[EngineOptions]
     ) -> Service:
-        """Service of a plan card, fresh or read back; ``llm`` by default as the card names it."""
+        """Service of a plan card, fresh or read back; model and weights by default as it says."""
         asked = card.question
         how = {
             "precision": card.precision,
@@ -238,7 +238,10 @@ class Service(Shown):
             "longest_tokens": asked.longest_tokens,
             **how,
         }
-        return cls.of_plan(card.plan, llm or catalog.find_llm(asked.model), asked.cluster, **how)
+        if not how.get("weights") and not asked.checkpoint.endswith(".json"):
+            how["weights"] = asked.checkpoint
+        known = llm or catalog.find_llm(asked.checkpoint or asked.model)
+        return cls.of_plan(card.plan, known, asked.cluster, **how)
 
     def beside(self, others: Iterable[Service]) -> Service:
         """The same on the GPUs and ports that engines of others leave on machines they share."""
