@@ -120,7 +120,7 @@ class Plan(Shown):
     serving
         Replicas with their engines and links, or layers over a network.
     router
-        The rule that sends requests to them, a value too: every run keeps books of its own.
+        The rule that sends requests to them, a value too: every run keeps records of its own.
     routing
         The rule in words.
     usd_per_h

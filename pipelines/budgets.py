@@ -1,4 +1,4 @@
-"""How big the house is: lines and statements of its parts, each under a ceiling that only falls.
+"""How big the code is: lines and statements of its parts, each under a ceiling that only falls.
 
 ``make check`` prints the table. Ceilings stand in pyproject.toml under ``tool.budgets``; a commit
 that adds lines to a part says which leave it elsewhere. Splitting a file lowers none of them, nor

@@ -256,7 +256,7 @@ def sweeps(folder: Path) -> Iterator[SweptOver]:
             yield SweptOver(file.stem, f"sweeps/{quote(file.stem)}", tuple(says))
 
 
-def profiles(folder: Path, verdicts: claims.Verdicts) -> Table:
+def profiles_table(folder: Path, verdicts: claims.Verdicts) -> Table:
     """Claims on which a run in the paper profile says something else than one in the default.
 
     Twin is compared with twin and real with real; what needs the real trace is judged on it alone.
@@ -423,7 +423,7 @@ def render(folder: Path) -> tuple[str, str]:
             if all(path in one.rests_on for one in found)
         ],
         coverage=coverage(folder).summary,
-        profiles=profiles(folder, verdicts),
+        profiles=profiles_table(folder, verdicts),
         panels=panels(folder),
         sweeps=list(sweeps(folder)),
         details=_DETAILS,

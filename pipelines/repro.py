@@ -23,7 +23,7 @@ from ruamel.yaml import YAML
 from hetero import paths
 from hetero.errors import HeteroError
 from hetero.files import writing
-from pipelines import guard, held, run, schema, sections, source
+from pipelines import guard, process_lock, run, schema, sections, source
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ def repro(*, profile: str | None = None, traces: str | None = None) -> Progress:
             f"DVC cannot work in a folder with braces in its path ({root}).",
             resolve="move the checkout.",
         )
-    with held.held(root / "pipelines" / "build" / "repro.lock", "hetero repro") as lock:
+    with process_lock.held(root / "pipelines" / "build" / "repro.lock", "hetero repro") as lock:
         return _repro(root, lock, profile=profile, traces=traces)
 
 

@@ -1,4 +1,4 @@
-"""A slow simulator to compare with: one object per request, every step played by itself.
+"""A slow simulator to compare with: one object per request, every step simulated by itself.
 
 It is written from the rules in the docstrings of the library and shares no code with its kernels.
 Everything happens at instants; at one instant the order is: steps and KV transfers end, replicas
@@ -693,7 +693,7 @@ class Fleet:
         node.outstanding_tokens -= job.inputs + job.predicted
 
     def decode_node(self, job: Job) -> Node | None:
-        """The decode replica with the emptiest cache in the dispatcher's books."""
+        """The decode replica with the emptiest cache in the dispatcher's records."""
         good = [n for n in self.nodes if n.spec.role == "decode" and n.open and n.fits(job)]
         return min(good, key=lambda n: n.outstanding_tokens / n.usable_tokens, default=None)
 

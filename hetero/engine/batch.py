@@ -87,7 +87,7 @@ def take(R, e, s, IM, hits):
 
 @compiled
 def charge(R, s, r):
-    """Count a request for its replica in the dispatcher's books."""
+    """Count a request for its replica in the dispatcher's records."""
     s.load += R[r].credit
     s.outstanding += 1
     s.outstanding_tokens += np.int64(R[r].input_tokens) + R[r].predicted_tokens
@@ -103,7 +103,7 @@ def release(R, s, r):
 
 @compiled
 def finish(R, e, s, IM, r, released):
-    """A request has its last token: free its KV cache and close its books."""
+    """A request has its last token: free its KV cache and close its records."""
     vacate(R, e, s, IM, r, released)
     R[r].done_tokens = R[r].output_tokens
     R[r].finish_s = s.clock_s

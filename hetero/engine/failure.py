@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.engine.ahead import clear_stage, unstage
+from hetero.engine.async_scheduling import clear_stage, unstage
 from hetero.engine.batch import charge, release
 from hetero.engine.candidates import decode_replica
 from hetero.engine.compiled import compiled
@@ -65,14 +65,14 @@ def interrupt(R, e, s, FM, IM, t):
 
 @compiled
 def wipe(e, s, FM, IM):
-    """Leave a replica down and empty; the dispatcher's books and the totals stay."""
+    """Leave a replica down and empty; the dispatcher's records and the totals stay."""
     if e.admission == PAGED:
         for k in range(e.block_tokens):
             IM[e.residues + k] = 0
     if e.prefix > 0:
         clear(IM, e.prefix)
-    if e.books > 0:
-        clear(IM, e.books)
+    if e.prefix_index > 0:
+        clear(IM, e.prefix_index)
     s.mode = DOWN
     FM[e.index] = np.inf
     s.running = s.cached = s.used = s.waiting = s.waiting_tokens = s.run_steps = 0

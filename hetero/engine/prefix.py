@@ -13,12 +13,12 @@ Names come from the prefix blocks of the trace, whose ids stand for a block and 
 block is named by the trace's block in which it ends and its place there, so that the two sizes need
 not be the same.
 
-The dispatcher keeps books of each cache: the same structure in blocks of the trace, to which nobody
-refers, filled with the prompts that it sends there, when it sends them. It needs no word from the
-replica. It takes all of the pool for past prompts, its order is that of dispatch and not of
-release, and it knows prompts that are still to be prefilled.
+The dispatcher keeps records of each cache: the same structure in blocks of the trace, to which
+nobody refers, filled with the prompts that it sends there, when it sends them. It needs no word
+from the replica. It takes all of the pool for past prompts, its order is that of dispatch and not
+of release, and it knows prompts that are still to be prefilled.
 
-Layout from ``c``, which is ``e.prefix`` or ``e.books``: slots, mask of the hash table, oldest and
+Layout from ``c``, which is ``e.prefix`` or ``e.records``: slots, mask of the hash table, oldest and
 newest slot of the free blocks, first of the slots without use; by slot the name of its block (-1
 for a run of free blocks without), the next older and newer slot, and how many requests refer to it
 (or how many blocks the run has); a hash table of slots + 1, 0 where empty.
@@ -267,8 +267,8 @@ def let_go(e, IM, r, size):
 
 @compiled
 def write_down(e, IM, r):
-    """Note in the dispatcher's books the blocks of a prompt that is sent to a replica."""
-    c = e.books
+    """Note in the dispatcher's records the blocks of a prompt that is sent to a replica."""
+    c = e.prefix_index
     if c > 0:
         start, stop = IM[e.chains + r], IM[e.chains + r + 1]
         for k in range(min(stop - start, IM[c + _SLOTS]) - 1, -1, -1):
@@ -284,8 +284,8 @@ def write_down(e, IM, r):
 
 @compiled
 def known_tokens(R, e, IM, r):
-    """Tokens of a prompt that need no prefill on a replica, by the dispatcher's books."""
-    c = e.books
+    """Tokens of a prompt that need no prefill on a replica, by the dispatcher's records."""
+    c = e.prefix_index
     if c == 0:
         return np.int64(0)
     start, stop = IM[e.chains + r], IM[e.chains + r + 1]

@@ -5,7 +5,7 @@ constant and a decode step is a line in the step number, so a run of n steps end
 
     clock + n first + slope n (n - 1) / 2
 
-and nothing in between needs to be played. A replica is advanced only when somebody looks at it.
+and nothing in between needs to be simulated. A replica is advanced only when somebody looks at it.
 
 The rules, at one instant: steps and KV transfers end, replicas fail or recover, requests arrive,
 batches form. When a step ends, finished requests leave first, then requests that have filled
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.engine.ahead import next_step
+from hetero.engine.async_scheduling import next_step
 from hetero.engine.batch import complete, emit, prefilled, push_waiting, release
 from hetero.engine.compiled import compiled
 from hetero.engine.compose import begin_padded, compose, make_room

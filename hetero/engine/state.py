@@ -38,7 +38,7 @@ EXPECT_KNOWN, EXPECT_PREDICTED, EXPECT_MAXIMUM = 0, 1, 2
 NOT_ARRIVED, WAITING, RUNNING, IN_TRANSFER, FINISHED, REJECTED = 0, 1, 2, 3, 4, 5
 # Waiting with the KV cache at hand: swapped out before, or transferred from a prefill replica.
 SWAPPED, AT_HAND = 6, 7
-# Waiting at the dispatcher, see hetero.engine.held.
+# Waiting at the dispatcher, see hetero.engine.dispatcher_queue.
 HELD = 8
 # Why a request was rejected.
 NO_REASON, TOO_LONG, NO_REPLICA, REFUSED_BY_ROUTER, DEFERRED_FOR_GOOD = 0, 1, 2, 3, 4
@@ -131,7 +131,7 @@ ENGINE = np.dtype(
         ("log", "i8"),  # 0 where nothing is logged
         # Prefix cache, see hetero.engine.prefix; 0 where there is none.
         ("prefix", "i8"),
-        ("books", "i8"),  # the dispatcher's idea of it
+        ("prefix_index", "i8"),  # the dispatcher's idea of it
         ("prefix_tokens", "i8"),  # of a block of the trace
         ("chains", "i8"),  # where the blocks of each request begin,
         ("chain_blocks", "i8"),  # and the blocks
@@ -166,8 +166,8 @@ REPLICA = np.dtype(
         ("chunk_tokens", "i8"),  # tokens of the partial request in the step in progress
         ("mixed", "i8"),  # whether the step in progress decodes as well
         ("step_tokens", "i8"),  # tokens that the step in progress prefills
-        # Composed ahead, see hetero.engine.ahead: requests, prefill tokens and pairs of the step
-        # after the one in progress.
+        # Composed ahead, see hetero.engine.async_scheduling: requests, prefill tokens and pairs of
+        # the step after the one in progress.
         ("staged_head", "i8"),
         ("staged_tail", "i8"),
         ("staged_count", "i8"),
@@ -217,7 +217,7 @@ class Memory:
     :data:`EVENTS`; the requests in transfer; the log; the prefix blocks of the requests, and
     to how many KV blocks with names each refers; per engine the heap of running requests, their
     order of admission, their count by position within a block, its prefix cache and the
-    dispatcher's books of that. Two plain arrays, because compiled calls copy the description of
+    dispatcher's records of that. Two plain arrays, because compiled calls copy the description of
     every array they pass on.
     """
 
@@ -388,8 +388,8 @@ def build(
             pool = prefix.empty(size // int(engines["block_tokens"][m]))
             engines["prefix"][m] = memory.add("i8", pool)
             if size >= block:
-                engines["books"][m] = memory.add("i8", prefix.empty(size // block))
-        alone = m if engines["books"][m] else -1  # books differ
+                engines["prefix_index"][m] = memory.add("i8", prefix.empty(size // block))
+        alone = m if engines["prefix_index"][m] else -1  # records differ
         kind = kinds.setdefault((first, alone, *limits[m].values()), len(kinds))
         firsts += [m] * (kind == len(firsts))
         engines["kind"][m], engines["first"][m] = kind, firsts[kind]

@@ -7,7 +7,7 @@ Read :mod:`~hetero.latency.step` first: everything else reduces to its ``StepMod
 affine, phase,     Xiong et al. eq. 3-4: the eight coefficients, their fit and what data determine
 floor, fitting
 roofline           times from the spec sheet with explicit efficiencies
-moe, moe_costs,    Rignall's analytic model of mixtures of experts; its GPUs, its oddities as
+moe, moe_costs,    Rignall's analytic model of mixtures of experts; its GPUs, its quirks as
 moe_devices,       switches, and its step models
 moe_oddities,
 moe_reduction

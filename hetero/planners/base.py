@@ -279,7 +279,7 @@ def plan_of(
     shares
         Share of the requests by replica, where it is fixed.
     """
-    played = Deployment(
+    simulated = Deployment(
         deployment.name,
         tuple(
             grounded(one, pipeline)
@@ -292,13 +292,13 @@ def plan_of(
         planner=planner,
         groups=tuple(
             group_of(one.name, one.role, pipeline, (shares or {}).get(one.name, float("nan")))
-            for one, pipeline in zip(played.replicas, pipelines, strict=True)
+            for one, pipeline in zip(simulated.replicas, pipelines, strict=True)
         ),
         routing=routing,
-        usd_per_h=played.usd_per_h,
+        usd_per_h=simulated.usd_per_h,
         bound_rps=bound_rps,
         bound=bound,
-        serving=played,
+        serving=simulated,
         router=router,
         pipelines=tuple(pipelines),
         notes=tuple(filter(None, notes)) + idle(pipelines),

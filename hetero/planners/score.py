@@ -56,7 +56,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Played:
+class _Simulated:
     """A run at a rate, its part that counts, and the shares that met the targets and finished."""
 
     told: Metrics
@@ -74,7 +74,7 @@ class Score(Shown):
     Attributes
     ----------
     rate_rps
-        Offered load that everything but the goodput is played at [requests/s].
+        Offered load that everything but the goodput is simulated at [requests/s].
     seeds_rps
         Largest offered load that the plan sustains, of each seed.
     """
@@ -91,18 +91,18 @@ class Score(Shown):
         return Estimate.of(self.seeds_rps)
 
     @cached_property
-    def _played(self) -> list[_Played]:
+    def _simulated(self) -> list[_Simulated]:
         load = self.question.load(self.rate_rps, precision=PRECISION)
         found = []
         for seed in self.seeds:
             run, seen = judged(self.plan, load, seed)
             begin_s, end_s = steady_s(run)
             told = metrics(run, self.question.slo, warmup_s=begin_s, until_s=end_s)
-            found.append(_Played(told, seen.attained, float(run.finished.mean())))
+            found.append(_Simulated(told, seen.attained, float(run.finished.mean())))
         return found
 
     def _of(self, figure: Callable[[Metrics], float]) -> Estimate:
-        return Estimate.of([figure(one.told) for one in self._played])
+        return Estimate.of([figure(one.told) for one in self._simulated])
 
     @property
     def throughput_rps(self) -> Estimate:
@@ -117,19 +117,19 @@ class Score(Shown):
     @property
     def attainment(self) -> Estimate:
         """Share of the requests that met every target."""
-        return Estimate.of([one.attained for one in self._played], most=1.0)
+        return Estimate.of([one.attained for one in self._simulated], most=1.0)
 
     @property
     def met(self) -> dict[str, Estimate]:
         """Share of the requests that met each target."""
-        names = [name for name in self._played[0].told.attainment if name != "joint"]
-        runs = [one.told.attainment for one in self._played]
+        names = [name for name in self._simulated[0].told.attainment if name != "joint"]
+        runs = [one.told.attainment for one in self._simulated]
         return {name: Estimate.of([one[name] for one in runs], most=1.0) for name in names}
 
     @property
     def finished(self) -> Estimate:
         """Share of the requests that were served at all."""
-        return Estimate.of([one.finished for one in self._played], most=1.0)
+        return Estimate.of([one.finished for one in self._simulated], most=1.0)
 
     @property
     def ttft_s(self) -> dict[int, Estimate]:
@@ -147,7 +147,7 @@ class Score(Shown):
         return self._percentiles("e2e_s")
 
     def _percentiles(self, key: str) -> dict[int, Estimate]:
-        runs = [one.told.percentiles[key] for one in self._played]
+        runs = [one.told.percentiles[key] for one in self._simulated]
         return {p: Estimate.of([one[p] for one in runs]) for p in PERCENTILES}
 
     @property
@@ -158,7 +158,7 @@ class Score(Shown):
     @property
     def usd_per_mtok(self) -> Estimate | None:
         """Price per 10^6 tokens, in and out, at ``rate_rps``."""
-        return self._cost([one.told.total_tps for one in self._played])
+        return self._cost([one.told.total_tps for one in self._simulated])
 
     @property
     def usd_per_mtok_at_goodput(self) -> Estimate | None:
@@ -255,7 +255,7 @@ def screened(
     (:meth:`~hetero.question.Question.arrivals`) meet the goal, as :func:`margin` says. Some
     minutes of requests may meet their targets at rates that could not go on for ever; so nothing is
     tried above the bound on throughput or, where none is known, above the rate at which all
-    requests that are played at most come within the time of the first token.
+    requests that are simulated at most come within the time of the first token.
     """
     limit = bound(question)
     most = limit.rps(question.goal) if limit else _shown(question)

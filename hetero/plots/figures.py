@@ -89,7 +89,7 @@ def gpu_colour(name: str) -> str:
 
 
 def use_style() -> None:
-    """Set the house style; call it once at the top of a notebook."""
+    """Set the one style of figures; call it once at the top of a notebook."""
     # matplotlib stamps files with this date; a fixed one makes two runs equal.
     os.environ.setdefault("SOURCE_DATE_EPOCH", "0")
     mpl.rcParams.update(

@@ -24,9 +24,9 @@ def draw(folder: Path, runs: Sequence[tuple[str, Run]], about: str) -> list[Path
     try:
         for name, run in runs:
             written.append(folder / f"timeline_{name.lower().replace(' ', '_')}")
-            _save(timeline(name, run), written[-1], about)
+            _save(timeline_figure(name, run), written[-1], about)
         written.append(folder / "ttft")
-        _save(first_tokens(runs), written[-1], about)
+        _save(first_tokens_figure(runs), written[-1], about)
     except OSError as error:
         raise DataError(
             f"The figures cannot be written ({error}).",
@@ -42,7 +42,7 @@ def _save(figure: Figure, path: Path, about: str) -> None:
     figures.close(figure)
 
 
-def timeline(name: str, run: Run) -> Figure:
+def timeline_figure(name: str, run: Run) -> Figure:
     """Queue, KV use and share of time in steps of every replica, coloured by GPU type."""
     samples = run.samples
     if samples is None:
@@ -80,7 +80,7 @@ def timeline(name: str, run: Run) -> Figure:
     return figure
 
 
-def first_tokens(runs: Sequence[tuple[str, Run]]) -> Figure:
+def first_tokens_figure(runs: Sequence[tuple[str, Run]]) -> Figure:
     """Distribution of the time to first token by router."""
     figure, axis = plt.subplots()
     for k, (name, run) in enumerate(runs):

@@ -72,9 +72,9 @@ class FleetState:
         Whether each replica is up, serves prefill and could ever hold the request.
     known_tokens
         Tokens at the start of the prompt that each replica is believed to have in its prefix
-        cache, by the dispatcher's own books of what it sent there (:mod:`hetero.engine.prefix`).
+        cache, by the dispatcher's own records of what it sent there (:mod:`hetero.engine.prefix`).
     records
-        The books behind these figures, which the built-in routers read; None where there are
+        The records behind these figures, which the built-in routers read; None where there are
         none.
     """
 

@@ -6,12 +6,12 @@ The request goes to the replica of least
     L_i - \omega\, h_i
 
 with ``L_i`` the inputs and predicted outputs of its unfinished requests [tokens] and ``h_i`` the
-tokens at the start of the prompt that the dispatcher's books say are cached there. ``omega`` is
+tokens at the start of the prompt that the dispatcher's records say are cached there. ``omega`` is
 the load that a cached token outweighs: 0 is least tokens, infinity the longest prefix wherever it
 is (ties by load). Related: the overlap score of NVIDIA Dynamo's KV router weighs the blocks still
 to be prefilled against those in use.
 
-What is cached where is taken from the dispatcher's own books: the blocks of the prompts it sent,
+What is cached where is taken from the dispatcher's own records: the blocks of the prompts it sent,
 aged as the replica's cache ages them (:mod:`hetero.engine.prefix`). Layout of ``RM``: [omega].
 """
 

@@ -41,7 +41,7 @@ class PipelineState:
     kv_entries, kv_reserved
         KV cache of each node, and what is counted on [tokens times layers].
     records
-        The books behind these figures, which the built-in routers read.
+        The records behind these figures, which the built-in routers read.
     """
 
     now_s: float
@@ -299,7 +299,7 @@ def walk(p, V, L, IM, tokens, expected, path, code):
 
 
 class LivePipelineRouter:
-    """A built-in router called request by request; its books are those of the state it is given."""
+    """A built-in router called request by request; it reads the state that it is given."""
 
     def __init__(self, name: str, code: int) -> None:
         self.name, self._code = name, code

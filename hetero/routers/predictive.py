@@ -26,7 +26,8 @@ The request goes to the replica i of least
 * The last term, for replies longer than average only, is a convex cost of their completion: the
   longest replies end the run, so they belong on the replicas of the shortest steps.
 
-Tokens of the prompt that the dispatcher's books say are cached on a replica need no prefill there.
+Tokens of the prompt that the dispatcher's records say are cached on a replica need no prefill
+there.
 
 While all replicas are full, ``u_i`` above 1 or a standing queue, requests wait at the dispatcher,
 the oldest first: which replica has room first, and for which request, is then seen instead of
@@ -77,7 +78,7 @@ import numpy as np
 from hetero.deployment import Deployment
 from hetero.engine.candidates import may_take, takes_more
 from hetero.engine.compiled import compiled, inlined, interpreted
-from hetero.engine.held import is_deferred
+from hetero.engine.dispatcher_queue import is_deferred
 from hetero.engine.kv import fits
 from hetero.engine.prefix import known_tokens
 from hetero.engine.state import (
@@ -310,7 +311,7 @@ def _best(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most, latest
     for i in range(len(E)):
         e = E[i]
         c = HEADER + TERMS * e.kind
-        if (anew and e.first == i) or e.books > 0:
+        if (anew and e.first == i) or e.prefix_index > 0:
             _value(R, e, FM, IM, RM, c, r, inputs, outputs, weight)
         if not RM[c + FLOOR] > _beyond(least, t) and may_take(R, E, S, r, i):
             cost = _cost(R, e, S[i], FM, RM, c, t, inputs, outputs, most, latest, least)

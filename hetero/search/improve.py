@@ -182,7 +182,7 @@ _PART_DESIGNS = 300  # raced for a part at most
 _IN_CELLS = ", cells: "
 _LIMITS = ("max_step_tokens", "max_batch")
 _CELL = 4  # decode replicas of a cell at least
-_MUCH = 1.05  # times what a part carried, from which on the whole fleet is tried again
+_MUCH = 1.05  # times what a part served, from which on the whole fleet is tried again
 
 Start = tuple[Plan, Sequence[float]]
 """A plan, and the rate that it sustains with the arrivals of each seed."""
@@ -194,20 +194,20 @@ class Improved:
 
     Attributes
     ----------
-    carried_rps
+    goodput_rps
         Load that the plan carries with the arrivals of each seed.
     changes
         Those that were kept, in order.
-    played
+    simulated
         Designs that were raced.
     proof
         What that shows of all layouts, in a sentence; empty where the plan has none.
     """
 
     plan: Plan
-    carried_rps: tuple[float, ...]
+    goodput_rps: tuple[float, ...]
     changes: tuple[Change, ...]
-    played: int
+    simulated: int
     proof: str = ""
 
 
@@ -252,7 +252,7 @@ def improve(
         proof = search.run(layouts, first_raced)
     else:
         _steps(race)
-    return Improved(race.plan, race.carried_rps, tuple(race.changes), designs - race.left, proof)
+    return Improved(race.plan, race.goodput_rps, tuple(race.changes), designs - race.left, proof)
 
 
 def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout], jobs: int) -> None:

@@ -2,7 +2,7 @@
 
 All are judged by what simulation shows, with the same requests, gaps and seeds: the largest load
 that a plan carries. What is returned is never worse than the best single plan, because it is one
-of them or a change of one that was played and carried more.
+of them or a change of one that was simulated and served more.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Portfolio(Shown):
     best
         The row of the highest goodput.
     changes
-        Those of the best single plan that were kept, with the load carried after each.
-    played
+        Those of the best single plan that were kept, with the load served after each.
+    simulated
         Designs that were raced.
     proof
         What that shows of all layouts, in a sentence.
@@ -116,7 +116,7 @@ class Portfolio(Shown):
     best: Tried
     bound: Bound | None
     changes: tuple[Change, ...] = ()
-    played: int = 0
+    simulated: int = 0
     proof: str = ""
 
     @property
@@ -230,13 +230,13 @@ def portfolio(
         notes = tuple(f"Changed: {change.what}." for change in found.changes)
         notes = (f"From the plan of {ranked[0].planner}.", *notes, *found.plan.notes)
         plan = replace(found.plan, planner=IMPROVED, notes=notes)
-        better = score(plan, question, seeds=seeds, known=found.carried_rps)
+        better = score(plan, question, seeds=seeds, known=found.goodput_rps)
         tried.append(Tried(IMPROVED, plan, better, proof=found.proof))
     else:
         tried[tried.index(ranked[0])] = replace(ranked[0], proof=found.proof)
     best = max((one for one in tried if one.score is not None), key=_key)
     return Portfolio(
-        question, tuple(tried), best, bound(question), found.changes, found.played, found.proof
+        question, tuple(tried), best, bound(question), found.changes, found.simulated, found.proof
     )
 
 

@@ -59,10 +59,10 @@ _BOUNDED = 50  # ways to divide the fleet, per design that may be raced
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One kept change: what was done, and the load that the plan carried then [requests/s]."""
+    """One kept change: what was done, and the load that the plan served then [requests/s]."""
 
     what: str
-    carried_rps: float
+    goodput_rps: float
 
 
 class Race:
@@ -70,7 +70,7 @@ class Race:
 
     Parameters
     ----------
-    plan, carried_rps
+    plan, goodput_rps
         One to begin with, and the rate that it sustains with the arrivals of each seed.
     """
 
@@ -78,20 +78,20 @@ class Race:
         self,
         question: Question,
         plan: Plan,
-        carried_rps: Sequence[float],
+        goodput_rps: Sequence[float],
         *,
         seeds: Sequence[int],
         budget: int,
     ) -> None:
         self.question, self.seeds = question, tuple(seeds)
-        self.plan, self.carried_rps = plan, tuple(carried_rps)
+        self.plan, self.goodput_rps = plan, tuple(goodput_rps)
         self.budget = self.left = budget
         self.changes: list[Change] = []
 
     @property
     def mean_rps(self) -> float:
         """Rate that the best plan so far sustains, over the seeds."""
-        return sum(self.carried_rps) / len(self.carried_rps)
+        return sum(self.goodput_rps) / len(self.goodput_rps)
 
     def attempt(self, what: str, make: Callable[[], Plan]) -> float:
         """Race a plan, and keep it if it is better: above 0 if so, else by how much it misses."""
@@ -107,11 +107,11 @@ class Race:
         if (missed := self.missed(plan)) < 0:
             return missed
         rates = self._rates(plan)
-        if sum(rates) <= sum(self.carried_rps) and not (
-            rates == self.carried_rps and self._cheaper(plan)
+        if sum(rates) <= sum(self.goodput_rps) and not (
+            rates == self.goodput_rps and self._cheaper(plan)
         ):
             return 0.0
-        self.plan, self.carried_rps = plan, rates
+        self.plan, self.goodput_rps = plan, rates
         self.changes.append(Change(what, self.mean_rps))
         return 1.0
 
@@ -124,7 +124,7 @@ class Race:
         found = [sustained_rps(plan, load, self.seeds[0], near_rps=near, known=True)]
         for seed in self.seeds[1:]:
             near, known = found[-1] or near, False
-            needed = sum(self.carried_rps) - sum(found)
+            needed = sum(self.goodput_rps) - sum(found)
             if len(found) == len(self.seeds) - 1 and needed >= near:
                 if not sustains(plan, load.at(needed), seed):
                     return (*found, 0.0)
@@ -137,7 +137,7 @@ class Race:
 
     def _wanted(self, plan: Plan) -> float:
         gain = 1.0 if self._cheaper(plan) else GAIN
-        return gain * self.carried_rps[0] or _LEAST_SHARE * self.question.rate_rps
+        return gain * self.goodput_rps[0] or _LEAST_SHARE * self.question.rate_rps
 
     def missed(self, plan: Plan) -> float:
         """By how much a plan misses the goal at the rate of the best so far; 0 if it does not."""
@@ -217,7 +217,7 @@ class LayoutRace:
         whole.left -= budget - found.left
         if found.mean_rps <= whole.mean_rps:
             return None
-        whole.plan, whole.carried_rps = found.plan, found.carried_rps
+        whole.plan, whole.goodput_rps = found.plan, found.goodput_rps
         whole.changes = [*found.changes] or [
             Change(f"routing: {found.plan.routing}", found.mean_rps)
         ]

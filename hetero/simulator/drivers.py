@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hetero.arrays import Floats, Ints
-from hetero.engine import held, state
+from hetero.engine import dispatcher_queue, state
 from hetero.engine.replica import advance_all
 from hetero.errors import ParameterError
 from hetero.routers.base import FleetState, Request, Router
@@ -343,7 +343,7 @@ class Plain(Driver):
         r = start
         while r < stop or stop == len(self.requests):
             due = float(loop.due_s(self.requests, ready, clients, r))
-            t = float(held.next_change_s(*self.arrays, min(due, until)))
+            t = float(dispatcher_queue.next_change_s(*self.arrays, min(due, until)))
             if t < np.inf:
                 if self.integers[state.DEFERRED] > 0:
                     self._offer(t)
@@ -360,34 +360,34 @@ class Plain(Driver):
     def wait(self, until: float) -> None:
         """Offer deferred requests again at every change up to ``until``."""
         while self.integers[state.DEFERRED] > 0:
-            t = held.next_change_s(*self.arrays, until)
+            t = dispatcher_queue.next_change_s(*self.arrays, until)
             if t == np.inf:
                 return
             self._offer(float(t))
 
     def _offer(self, t: float) -> None:
         """Offer deferred requests at ``t``, the oldest first, until the router defers one."""
-        r, before = held.first_deferred(self.requests, self.integers)
+        r, before = dispatcher_queue.first_deferred(self.requests, self.integers)
         while r >= 0:
             i, j = self._ask(self._request(r), t)
             if i == state.DEFER:
                 return
-            held.drop(self.requests, self.integers, r, before)
+            dispatcher_queue.drop(self.requests, self.integers, r, before)
             self._send(r, i, j, t)
-            r, before = held.first_deferred(self.requests, self.integers)
+            r, before = dispatcher_queue.first_deferred(self.requests, self.integers)
 
     def requeue(self, lost: Ints, t: float) -> None:
         """Route requests that lost their replica at ``t``, and those that are held."""
-        held.merge(self.requests, self.integers, lost)
-        r = int(held.take_all(self.integers))
+        dispatcher_queue.merge(self.requests, self.integers, lost)
+        r = int(dispatcher_queue.take_all(self.integers))
         asks = True
         while r >= 0:
             following = int(self.requests["link"][r])
             if asks or self.requests["reason"][r] != state.DEFERRED_FOR_GOOD:
                 self._send(r, *self._ask(self._request(r), t), t)
-                asks = asks and not held.is_deferred(self.requests, r)
+                asks = asks and not dispatcher_queue.is_deferred(self.requests, r)
             else:
-                held.keep(self.requests, self.integers, r)
+                dispatcher_queue.keep(self.requests, self.integers, r)
             r = following
 
     def advance(self, t: float) -> None:

@@ -7,8 +7,7 @@ import numpy as np
 from hetero.engine.batch import charge
 from hetero.engine.candidates import candidates, decode_replica, takes_more, why_nowhere
 from hetero.engine.compiled import compiled
-from hetero.engine.heaps import times_pop, times_push
-from hetero.engine.held import (
+from hetero.engine.dispatcher_queue import (
     drop,
     first_deferred,
     hold,
@@ -18,6 +17,7 @@ from hetero.engine.held import (
     next_change_s,
     take_all,
 )
+from hetero.engine.heaps import times_pop, times_push
 from hetero.engine.kv import fits
 from hetero.engine.prefix import known_tokens, write_down
 from hetero.engine.replica import advance, advance_all, enqueue
@@ -141,7 +141,7 @@ def closed_loop(
     """Route requests ``start`` to ``stop - 1`` when clients send them; which comes next.
 
     Those are left that come at ``until`` or later, or only later where it is inclusive. The fleet
-    is played up to then, unless ``stop`` is in the way.
+    is simulated up to then, unless ``stop`` is in the way.
     """
     r = start
     while r < stop or stop == len(R):

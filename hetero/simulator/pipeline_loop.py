@@ -25,6 +25,7 @@ from hetero.engine.pipeline_state import (
     FEED_COUNT,
     FEED_KV,
     FEED_TRACE,
+    HANDLED,
     IDLE,
     IN_FLIGHT,
     ITEM,
@@ -33,7 +34,6 @@ from hetero.engine.pipeline_state import (
     MESSAGE,
     NEXT,
     NO_ROOM,
-    PLAYED,
     SEND_END,
     WAIT_HEAD,
     WAIT_TAIL,
@@ -307,7 +307,7 @@ def play(R, p, V, L, FM, IM, until):
         if when >= until or when == np.inf:
             return
         FM[CLOCK] = when
-        IM[PLAYED] += 1
+        IM[HANDLED] += 1
         if arrival:
             r = IM[NEXT]
             IM[NEXT] += 1

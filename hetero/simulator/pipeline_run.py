@@ -95,7 +95,7 @@ class PipelineRun(Run):
     pairs
         Source and target of every link as indices of the nodes; the coordinator is the last.
     window_s, end_s
-        Window of throughput and decode latency, and when the last event was played.
+        Window of throughput and decode latency, and when the last event was handled.
     decode_sum_s, decode_count
         Sum and number of the decode latencies inside the window.
     """
@@ -145,7 +145,7 @@ class PipelineRun(Run):
             end_s=end,
             decode_sum_s=float(floats[state.DECODE_SUM_S]),
             decode_count=int(integers[state.WINDOW_DECODES]),
-            events=int(integers[state.PLAYED]),
+            events=int(integers[state.HANDLED]),
         )
 
     @property

@@ -23,12 +23,12 @@ are served while nothing comes any more. So
   than in the first, both by p and by Welch's t-test of the means of ten batches each (one-sided,
   1 %).
 
-Where the share is met but drifts, or the backlog grows by at most twice that, the run is played
+Where the share is met but drifts, or the backlog grows by at most twice that, the run is simulated
 again twice as long, up to :data:`LONGEST` times as long as at first: the last one decides.
 
 Requests come in the order of their trace. A run that holds fewer takes stretches of it as far apart
 from each other, so that each seed sees all of the trace, at other places; a trace's own bursts are
-all played, up to :data:`MOST_OWN` requests: one of them may be the worst.
+all simulated, up to :data:`MOST_OWN` requests: one of them may be the worst.
 
 A fleet that serves a rate has to serve less as well, which a router that waits for batches or
 keeps replicas back may not. So the largest rate that is sustained
@@ -73,7 +73,7 @@ LOWER_PART: Final = 0.25
 CHANCE: Final = 0.05
 """Of a plan that just meets the goal to pass a run."""
 LONGEST: Final = 4
-"""Times as long as at first that a run is played where that has to decide."""
+"""Times as long as at first that a run is simulated where that has to decide."""
 STRETCH: Final = 500
 """Requests that keep their order, where a run holds fewer than the trace."""
 Arrivals: TypeAlias = Literal["poisson", "shuffled", "scaled"]

@@ -207,7 +207,7 @@ def benchmark(path: Path | str) -> str:
     return layout.tool or "hetero replay" * ("ttft_s" in rows.frame)
 
 
-def answered(rows: Rows, layout: FileLayout) -> pd.DataFrame:
+def answered_frame(rows: Rows, layout: FileLayout) -> pd.DataFrame:
     """Requests of a benchmark in the columns of a simulated run.
 
     Raises

@@ -1,7 +1,7 @@
 """Plan cards of random fleets against simulations of their plans that are long and independent.
 
 Every fleet is drawn anew: 1 to 4 types of GPUs in 1 to 3 regions, 2 to 64 of them. What a card
-promises is then played with requests that it has not seen, in their order, for ten minutes of
+promises is then simulated with requests that it has not seen, in their order, for ten minutes of
 traffic and 20,000 requests at least, and counted here without the rule that made the card. Every
 fifth fleet has a log of its own with bursts: the card sees the first half of it.
 """
@@ -107,8 +107,8 @@ def met(
     """Share of the requests of a long run that meet every target.
 
     Requests come in their order from any of them on and gaps are exponential, neither by the
-    functions that cards are made with; or a log is played with its gaps, so that ``own_rps`` of it
-    are the rate.
+    functions that cards are made with; or a log is simulated with its gaps, so that ``own_rps`` of
+    it are the rate.
     """
     draw = np.random.default_rng(seed)
     if own_rps:
@@ -218,7 +218,7 @@ def checked(asked: Draw, *, effort: str = "quick") -> Checked:
     slo, goal = made.question.slo, made.question.goal
     plan, rate = card.best.plan, card.promised_rps
     if rate <= 0:
-        return Checked(*about, goal, 0.0, card.carried.value, reason="Nothing is promised.")
+        return Checked(*about, goal, 0.0, card.goodput_rps.value, reason="Nothing is promised.")
     fresh = [asked.requests(0 if asked.log and not k else _SEED + k) for k in range(RUNS)]
     if asked.log:
         fresh = [one.take(np.arange(len(one) // 2, len(one))) for one in fresh]
@@ -227,7 +227,7 @@ def checked(asked: Draw, *, effort: str = "quick") -> Checked:
         tuple(met(plan, one, f * rate, slo, _SEED + k, own_rps) for k, one in enumerate(fresh))
         for f in (1.0, ABOVE)
     )
-    return Checked(*about, goal, rate, card.carried.value, limit, at, above)
+    return Checked(*about, goal, rate, card.goodput_rps.value, limit, at, above)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

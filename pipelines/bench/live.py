@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from hetero import timings, workload
 from hetero.apps import profiling
+from hetero.apps.serving.deployment_file import write
 from hetero.apps.serving.settings import DeploymentFile
-from hetero.apps.serving.written import write
 from hetero.catalog import Gpu
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.display import Column, Table
@@ -153,14 +153,14 @@ class LiveBench(Measured):
 
     def table(self) -> Table:
         """Throughput per router, measured and simulated."""
-        gain = live_data.gains(self.runs, RoundRobin().name)
+        gain = live_data.gains_frame(self.runs, RoundRobin().name)
         ratios = {
             one["case"]: (one["ratio"], one["low"])
             for one in gain[gain["origin"] == "real"].to_dict("records")
         }
         rows = []
         for kind in ("alone", "router"):
-            for one in live_data.by_case(self.runs, kind).to_dict("records"):
+            for one in live_data.cases_frame(self.runs, kind).to_dict("records"):
                 half = 0.5 * (one["real_high"] - one["real_low"])
                 means = one["real"], half, one["simulated"], one["error_percent"]
                 rows.append((one["case"], *means, *ratios.get(one["case"], (float("nan"),) * 2)))
@@ -385,7 +385,7 @@ class _Work:
         hosts = [self.dispatcher, psutil.Process()]
         before = np.array([cpu_s(*engines), cpu_s(*hosts), _busy_s(self.cores)])
         # Words of their own in every run, or the engine finds prompts in its prefix cache.
-        found = asyncio.run(_played(endpoint, trace, self.count))
+        found = asyncio.run(_simulated(endpoint, trace, self.count))
         spent = np.array([cpu_s(*engines), cpu_s(*hosts), _busy_s(self.cores)]) - before
         spent[2] = max(spent[2] - spent[0] - spent[1], 0.0)
         span_s = _span_s(found)
@@ -405,7 +405,7 @@ class _Work:
         return rows
 
 
-async def _played(endpoint: profiling.Endpoint, trace: Trace, seed: int) -> pd.DataFrame:
+async def _simulated(endpoint: profiling.Endpoint, trace: Trace, seed: int) -> pd.DataFrame:
     """What requests saw that were sent when the trace says, with lengths as the server counts."""
     prompts = profiling.Prompts()
     probes = {count: prompts.words(count, stream(seed, "probe")) for count in (8, 64)}

@@ -19,7 +19,7 @@ from hetero.programs import SolverLimits
 from hetero.timings import Timing
 from pipelines.bench.measured import Measured, Say, silent
 from pipelines.studies.helix_artifact import problem
-from pipelines.studies.layer_placement import milp_links, milp_rows
+from pipelines.studies.layer_placement import milp_frame, milp_links
 
 #: By setting the heuristic that the program starts from, as the artifact's runs have it.
 STARTS = {"small-10 30B": None, "single-24 70B": petals, "geo-24 70B": swarm}
@@ -44,7 +44,7 @@ class Searches(Measured):
 
     def keep(self) -> None:
         """Write them in place of those of the same settings."""
-        known = milp_rows()
+        known = milp_frame()
         others = known[~known["setting"].isin(self.rows["setting"])]
         with writing(paths.data("measured", "helix_milp.csv"), force=True) as part:
             pd.concat([others, self.rows]).to_csv(part, index=False, lineterminator="\n")
@@ -57,7 +57,7 @@ def milp(
     """Solve every setting, those that are recorded only if ``again``; keep each that is done."""
     found = []
     for setting in STARTS:
-        kept = milp_rows().query("setting == @setting")
+        kept = milp_frame().query("setting == @setting")
         if again or kept.empty:
             progress(setting)
             kept = _solved(setting, SolverLimits(seconds=seconds, threads=workers))

@@ -210,7 +210,7 @@ print(json.dumps({"import_s": ready, "first_call_s": end - start, "process_s": e
 
 
 class FreestCache:
-    """The router in plain Python that is measured: the most free KV cache in its books."""
+    """The router in plain Python that is measured: the most free KV cache in its records."""
 
     name = "plain Python"
 

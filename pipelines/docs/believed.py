@@ -35,7 +35,7 @@ def errors() -> dict[Place, dict[str, float]]:
             (kind, str(row["gpu"]), str(row["test"])): {
                 name: float(row[name]) for name in ("runs", *_QUANTITIES)
             }
-            for row in servers.medians(frame, ("gpu", "test")).to_dict("records")
+            for row in servers.medians_frame(frame, ("gpu", "test")).to_dict("records")
         }
     return errors
 

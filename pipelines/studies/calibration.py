@@ -57,7 +57,7 @@ def read(name: str = "servers") -> pd.DataFrame:
     return derived_frame(name).rename(columns=lambda column: str(column).removesuffix(_PERCENT))
 
 
-def overheads() -> pd.DataFrame:
+def overheads_frame() -> pd.DataFrame:
     """What each generation of vLLM takes beside its kernels [ms], and from where."""
     rows = serving_engine("vllm").overheads
     parts = [part.name for part in fields(EngineOverheads) if part.name.endswith("_s")]
@@ -68,7 +68,7 @@ def overheads() -> pd.DataFrame:
     return frame.loc[:, (frame != 0.0).any()]
 
 
-def generation(name: str) -> pd.DataFrame:
+def generation_frame(name: str) -> pd.DataFrame:
     """Errors of the runs of a generation of vLLM in every test but ``default``.
 
     Raises
@@ -86,13 +86,13 @@ def generation(name: str) -> pd.DataFrame:
     return _kept(pd.concat(parts, ignore_index=True))
 
 
-def default() -> pd.DataFrame:
+def default_frame() -> pd.DataFrame:
     """Errors of the runs of every engine with what every command takes."""
-    parts = [servers.errors(servers.runs(source)) for source in servers.SOURCES]
+    parts = [servers.errors_frame(servers.runs(source)) for source in servers.SOURCES]
     return _kept(pd.concat(parts, ignore_index=True).assign(test="default"))
 
 
-def errors() -> pd.DataFrame:
+def errors_frame() -> pd.DataFrame:
     """The table ``servers``: errors of every test [%].
 
     Raises
@@ -100,11 +100,11 @@ def errors() -> pd.DataFrame:
     DownloadError
         If the published runs are not here.
     """
-    frame = pd.concat([*map(generation, GENERATIONS), default()], ignore_index=True)
+    frame = pd.concat([*map(generation_frame, GENERATIONS), default_frame()], ignore_index=True)
     return frame.rename(columns={label: f"{label}{_PERCENT}" for label in LABELS})
 
 
-def chips() -> pd.DataFrame:
+def chips_frame() -> pd.DataFrame:
     """The table ``server_chips``: throughput per GPU of MLPerf's chips, each left out in turn.
 
     Raises
@@ -122,7 +122,7 @@ def _kept(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[["test", *KEYS, "kind", *LABELS]].round(dict.fromkeys(LABELS, 2))
 
 
-def differences(made: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
+def differences_frame(made: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
     """Largest difference of errors made anew from those that are kept, by test [percentage points].
 
     Examples
@@ -131,7 +131,7 @@ def differences(made: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
     >>> differences(some, read())["TPOT"].tolist()
     [0.0]
     """
-    both = paired(made, kept, ("test", *KEYS))
+    both = pair(made, kept, ("test", *KEYS))
     require(
         len(both) == len(made),
         f"{len(made) - len(both)} of {len(made)} errors are not kept in data/measured/servers.csv.",
@@ -142,7 +142,7 @@ def differences(made: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
     return found.fillna(0.0).reset_index()
 
 
-def paired(here: pd.DataFrame, there: pd.DataFrame, keys: tuple[str, ...] = KEYS) -> pd.DataFrame:
+def pair(here: pd.DataFrame, there: pd.DataFrame, keys: tuple[str, ...] = KEYS) -> pd.DataFrame:
     """Rows of two frames that are of one run, columns of the second with ``there`` behind them.
 
     Models of one shape have one name: runs that are named alike are paired in their order.
@@ -155,15 +155,15 @@ def paired(here: pd.DataFrame, there: pd.DataFrame, keys: tuple[str, ...] = KEYS
     return first.merge(second, on=by, suffixes=("", " there"), validate="one_to_one")
 
 
-def summary(frame: pd.DataFrame, by: tuple[str, ...] = ("test", "source", "gpu")) -> pd.DataFrame:
+def summarise(frame: pd.DataFrame, by: tuple[str, ...] = ("test", "source", "gpu")) -> pd.DataFrame:
     """Medians of sizes and of errors [%] by group, and over all sources of a test."""
-    every = servers.medians(frame, ("test",)).assign(**dict.fromkeys(by[1:], "all"))
-    return pd.concat([servers.medians(frame, by), every], ignore_index=True)[
+    every = servers.medians_frame(frame, ("test",)).assign(**dict.fromkeys(by[1:], "all"))
+    return pd.concat([servers.medians_frame(frame, by), every], ignore_index=True)[
         [*by, "runs", *(f"{label}{end}" for label in LABELS for end in ("", " bias"))]
     ]
 
 
-def verdicts(frame: pd.DataFrame, bars: Mapping[str, float]) -> pd.DataFrame:
+def verdicts_frame(frame: pd.DataFrame, bars: Mapping[str, float]) -> pd.DataFrame:
     """Whether the median sizes of left-out errors are within bars [%], by test and quantity.
 
     Parameters
@@ -181,7 +181,7 @@ def verdicts(frame: pd.DataFrame, bars: Mapping[str, float]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def public() -> pd.DataFrame:
+def published_frame() -> pd.DataFrame:
     """Every published run beside its simulation by the default command, by GPU, model and engine.
 
     Returns
@@ -248,7 +248,7 @@ def _floors() -> pd.Series[float]:
     return both
 
 
-def repeats() -> pd.DataFrame:
+def repeats_frame() -> pd.DataFrame:
     """The table ``server_repeats``: coefficient of variation over repeats of one setting [%].
 
     A10G nights of the last version, and settings of InferenceMAX that ran at least three times.

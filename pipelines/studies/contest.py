@@ -1,8 +1,8 @@
-"""The contest: planners and routers on the same cases, played with the same requests.
+"""The contest: planners and routers on the same cases, simulated with the same requests.
 
 A case is a cluster, a model and a workload. Every planner is asked once per case, for a load that
 is a share of the bound on throughput; what its plan carries within the targets is found by
-simulation, seed by seed, and the plan is played at shares of the best that any planner carries.
+simulation, seed by seed, and the plan is simulated at shares of the best that any planner carries.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Rules:
     Attributes
     ----------
     seeds
-        Arrivals that every plan is played with.
+        Arrivals that every plan is simulated with.
     span_s
         Time that arrivals last at least [s], and six times the target of the first token: long
         against targets and the life of a request, so that what a plan carries it could carry on.
@@ -253,7 +253,7 @@ def play(
     best = max((one.goodput_rps.mean for one in scores), default=0.0)
 
     @cache  # the portfolio's plan may be a planner's own
-    def played(plan: Plan, load: float, known: Score) -> Score:
+    def simulated(plan: Plan, load: float, known: Score) -> Score:
         rate = load * (best or question.rate_rps)
         rates = [known.goodput_rps.mean] * len(rules.seeds)  # only what happens at this load is new
         return score(plan, question, seeds=rules.seeds, rate_rps=rate, known=rates)
@@ -266,7 +266,7 @@ def play(
             rows.append({**head, "router": OWN, "reason": answer.reason})
             continue
         for load in rules.loads:
-            found = _cells(played(plan, load, known), known, plan, question.llm)
+            found = _cells(simulated(plan, load, known), known, plan, question.llm)
             rows.append({**head, "router": OWN, "load": load, **found})
         if answer.planner != PORTFOLIO and plan.deployment is not None:
             rows += [
@@ -298,7 +298,7 @@ def contest(
     effort
         How much the portfolio may try to improve the best plans.
     jobs
-        Cases that are played side by side (joblib); the table is the same for any number.
+        Cases that are simulated side by side (joblib); the table is the same for any number.
     progress
         Called with 1 after every case.
 

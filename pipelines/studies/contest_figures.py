@@ -44,7 +44,7 @@ def _each(planners: Sequence[str], looks: Sequence[str]) -> dict[str, str]:
     return dict(zip(others, itertools.cycle(looks), strict=False))
 
 
-def winners(table: pd.DataFrame, labels: Mapping[str, str] | None = None) -> Figure:
+def winners_figure(table: pd.DataFrame, labels: Mapping[str, str] | None = None) -> Figure:
     """Heat map: share of the best goodput by case and planner; frames are wins within 2 %.
 
     Parameters
@@ -52,7 +52,7 @@ def winners(table: pd.DataFrame, labels: Mapping[str, str] | None = None) -> Fig
     labels
         Shorter names of workloads.
     """
-    wide = 100.0 * league.shares(table)
+    wide = 100.0 * league.shares_frame(table)
     values = wide.to_numpy()
     rows, columns = values.shape
     fig, axis = plt.subplots(figsize=(2.9 + 0.62 * columns, 1.75 + 0.23 * rows))
@@ -75,7 +75,7 @@ def winners(table: pd.DataFrame, labels: Mapping[str, str] | None = None) -> Fig
     return fig
 
 
-def fronts(
+def fronts_figure(
     table: pd.DataFrame, cases: Sequence[tuple[str, str]], labels: Mapping[str, str] | None = None
 ) -> Figure:
     """Goodput over price, one panel per model and workload; a line joins what nothing beats.
@@ -87,7 +87,7 @@ def fronts(
     labels
         Shorter names of workloads.
     """
-    found = league.pareto(table, ["model", "workload"])
+    found = league.pareto_frame(table, ["model", "workload"])
     names = list(dict.fromkeys(table["planner"]))
     colour, mark = colours(names), marks(names)
     fig, axes, lowest = _panels(len(cases), 2 if len(cases) == 4 else 3, (3.3, 1.9), (2.75, 0.5))
@@ -119,7 +119,7 @@ def fronts(
     return fig
 
 
-def bars(
+def bars_figure(
     table: pd.DataFrame,
     cases: Sequence[tuple[str, str, str]],
     labels: Mapping[str, str] | None = None,
@@ -131,7 +131,7 @@ def bars(
     """
     import seaborn as sns
 
-    own = league.plans(table)
+    own = league.plans_frame(table)
     names = list(dict.fromkeys(own["planner"]))
     colour = colours(names)
     heights = (0.21 * len(names) + 0.85, 0.3)
@@ -163,9 +163,9 @@ def bars(
     return fig
 
 
-def routers(table: pd.DataFrame) -> Figure:
+def routers_figure(table: pd.DataFrame) -> Figure:
     """Heat map: what another router makes of a planner's replicas, median over the cases."""
-    wide = league.routers(table).pivot_table(
+    wide = league.routers_frame(table).pivot_table(
         index="planner", columns="router", values="over its own [%]", aggfunc="median", sort=False
     )
     rows, columns = wide.shape
@@ -175,12 +175,12 @@ def routers(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def standings(table: pd.DataFrame) -> Figure:
+def standings_figure(table: pd.DataFrame) -> Figure:
     """League: every case's share of the best as a point, their geometric mean as a bar."""
     import seaborn as sns
 
-    ranked = league.league(table)
-    own = league.plans(table)
+    ranked = league.league_frame(table)
+    own = league.plans_frame(table)
     names = list(ranked["planner"])
     colour = colours(list(dict.fromkeys(own["planner"])))
     fig, axis = plt.subplots(figsize=(7.4, 0.9 + 0.3 * len(names)))

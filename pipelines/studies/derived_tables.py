@@ -20,7 +20,7 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import DownloadError, ParameterError, require
 from hetero.files import check_new, writing
 from pipelines.studies import (
-    aiconfigurator_beside,
+    aiconfigurator_estimates,
     calibration,
     expert_runs,
     helix_tables,
@@ -51,18 +51,18 @@ FITTED = {
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     **{f"measured/{name}": make for name, make in measured_tables.FILES.items()},
     **helix_tables.FILES,
-    "measured/aiconfigurator_servers": aiconfigurator_beside.estimates,
-    "measured/expert_servers": expert_runs.errors,
-    "measured/experts": expert_runs.shares,
+    "measured/aiconfigurator_servers": aiconfigurator_estimates.estimates_frame,
+    "measured/expert_servers": expert_runs.errors_frame,
+    "measured/experts": expert_runs.shares_frame,
     "measured/engine_run_load": replays.load,
-    "measured/engine_runs": replays.summary,
+    "measured/engine_runs": replays.summary_frame,
     "measured/held_out": roofline_calibration.make_held_out,
-    "measured/helix_prototype": replays.helix_prototype,
+    "measured/helix_prototype": replays.helix_prototype_frame,
     "measured/island_scan": island_outer_loop.scan,
-    "measured/offline_compute": servers.offline_compute,
-    "measured/server_chips": calibration.chips,
-    "measured/server_repeats": calibration.repeats,
-    "measured/servers": calibration.errors,
+    "measured/offline_compute": servers.offline_compute_frame,
+    "measured/server_chips": calibration.chips_frame,
+    "measured/server_repeats": calibration.repeats_frame,
+    "measured/servers": calibration.errors_frame,
     "measured/servers_held_out": server_intervals.make_held_out,
 }
 """Makers of the tables, by file below ``data/`` without its ending."""

@@ -59,7 +59,7 @@ def _table(name: str, engine: operators.Backend, kind: str, file: str) -> pd.Dat
 
 
 @lru_cache(maxsize=64)
-def experts(name: str, engine: operators.Backend, weights: str) -> pd.DataFrame:
+def experts_frame(name: str, engine: operators.Backend, weights: str) -> pd.DataFrame:
     """Time [s] of a layer's experts per shape, degree and tokens, with the work of each.
 
     Columns: the shape, ``degree``, ``tokens``, ``seconds``; and what they would take at the
@@ -124,7 +124,7 @@ def _shares(logs: Floats) -> ExpertEfficiency:
     return ExpertEfficiency(compute_share=compute, bandwidth_share=bandwidth, layer_s=layer_s)
 
 
-def without(frame: pd.DataFrame, model: Llm) -> pd.DataFrame:
+def left_out_frame(frame: pd.DataFrame, model: Llm) -> pd.DataFrame:
     """The rows of a table that are not of a model's shape."""
     inner = round(model.expert_params / (3 * model.hidden))
     own = [model.hidden, inner, model.experts_active, model.experts]
@@ -188,7 +188,7 @@ def row(
     }
 
 
-def shares() -> pd.DataFrame:
+def shares_frame() -> pd.DataFrame:
     """Rows of ``data/measured/experts.csv`` that kernels give.
 
     Where latent attention was not measured, it takes the median of the engine's other GPUs.
@@ -199,7 +199,7 @@ def shares() -> pd.DataFrame:
         if gpu(name).vendor == "NVIDIA"
         for engine in PACKAGE_ENGINES
         for weights in _TYPES
-        if len(frame := experts(name, engine, weights))
+        if len(frame := experts_frame(name, engine, weights))
     ]
     found = pd.DataFrame(rows)
     usual = found.groupby("engine")["latent_us"].transform("median")

@@ -268,7 +268,7 @@ def _fitted(engine: EngineName, name: str, without: str = "") -> ExpertEfficienc
     return fit(chosen) if chosen else None
 
 
-def shares() -> pd.DataFrame:
+def shares_frame() -> pd.DataFrame:
     """Rows of ``data/measured/experts.csv``: of kernels, and a fit per die without any."""
     rows = []
     for engine, name in dict.fromkeys((run.family, run.gpu) for run in runs()):
@@ -291,7 +291,7 @@ def shares() -> pd.DataFrame:
                 "source": f"fitted on serving_runs: {len(those)} runs of {those[0].llm.name}",
             }
         )
-    return pd.concat([expert_kernels.shares(), pd.DataFrame(rows)], ignore_index=True)
+    return pd.concat([expert_kernels.shares_frame(), pd.DataFrame(rows)], ignore_index=True)
 
 
 def left_out(run: ServerRun, fold: Fold) -> ExpertEfficiency:
@@ -305,8 +305,8 @@ def left_out(run: ServerRun, fold: Fold) -> ExpertEfficiency:
         if fold == "gpu":
             return expert_efficiency(run.llm, of, run.family, run.precision, without=of.name)
         kind = "mxfp4" if run.llm.expert_bits else run.precision
-        table = expert_kernels.experts(run.gpu.replace("-40GB", "-80GB"), run.family, kind)
-        return expert_kernels.fit(expert_kernels.without(table, run.llm))
+        table = expert_kernels.experts_frame(run.gpu.replace("-40GB", "-80GB"), run.family, kind)
+        return expert_kernels.fit(expert_kernels.left_out_frame(table, run.llm))
     other: EngineName = "sglang" if run.family == "vllm" else "vllm"
     found = _fitted(run.family, of.name, of.name) if fold == "gpu" else _fitted(other, of.name)
     # Without any run of the vendor, as of a GPU of which nothing is known.
@@ -326,7 +326,7 @@ def _apart(run: ServerRun, fold: Fold) -> StepsOfRun:
     return {run: step}.__getitem__
 
 
-def covered(share: float = 0.9) -> pd.DataFrame:
+def coverage_frame(share: float = 0.9) -> pd.DataFrame:
     """How often intervals made without a run's GPU, or model, hold its TPOT and throughput.
 
     In a closed loop both go with the time of a decode step, whose deviation is
@@ -354,16 +354,16 @@ def covered(share: float = 0.9) -> pd.DataFrame:
     return groups[both].mean().assign(runs=groups.size()).reset_index()
 
 
-def errors() -> pd.DataFrame:
+def errors_frame() -> pd.DataFrame:
     """Rows of ``data/measured/expert_servers.csv``: the error of every run, left out and not.
 
-    Columns as of :func:`pipelines.studies.servers.errors`, and ``test``: ``gpu`` and ``llm``
+    Columns as of :func:`pipelines.studies.servers.errors_frame`, and ``test``: ``gpu`` and ``llm``
     without that GPU or that model (:func:`left_out`), ``default`` with what every command takes.
     """
     every = list(runs())
-    parts = [servers.errors(every).assign(test="default")]
+    parts = [servers.errors_frame(every).assign(test="default")]
     for fold in FOLDS:
-        rows = [servers.errors([run], _apart(run, fold)) for run in every]
+        rows = [servers.errors_frame([run], _apart(run, fold)) for run in every]
         parts.append(pd.concat(rows).assign(test=fold))
     columns = ["test", "source", "server", "gpu", "llm", "degree", "load", *LABELS]
     found = pd.concat(parts, ignore_index=True)[columns]

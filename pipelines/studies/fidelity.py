@@ -23,7 +23,7 @@ from hetero.latency.tables import Measurements
 from pipelines.studies.roofline_calibration import tables
 
 
-def row_errors(
+def row_errors_frame(
     source: Source, *, raw: bool = False, most_batch: float = 16.0, most_tokens: float = 2048.0
 ) -> pd.DataFrame:
     """Error of the calibrated roofline and of affine fits on every row of a source.

@@ -51,8 +51,8 @@ def public_figure(runs: pd.DataFrame) -> Figure:
     Parameters
     ----------
     runs
-        As :func:`pipelines.studies.calibration.public` has them; rows of one GPU, engine and kind
-        are joined by their medians, each weighted by its runs.
+        As :func:`pipelines.studies.calibration.published_frame` has them; rows of one GPU, engine
+        and kind are joined by their medians, each weighted by its runs.
     """
     mixture = runs["llm"].isin(calibration.read("expert_servers")["llm"])
     frame = runs.assign(

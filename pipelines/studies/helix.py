@@ -235,7 +235,7 @@ def run_offline(
     window_s: tuple[float, float] = OFFLINE_S,
     seed: int = 0,
 ) -> PipelineRun:
-    """One cluster kept full: by KV cache where the router keeps books of it, else by number."""
+    """One cluster kept full: by KV cache where the router keeps records of it, else by number."""
     return simulate_pipelines(
         network,
         offline_requests(source, seed=seed),
@@ -257,7 +257,7 @@ def run_online(
     duration_s: float = ONLINE_S,
     seed: int = 0,
 ) -> PipelineRun:
-    """One cluster under the arrivals of the trace; requests are played to their end."""
+    """One cluster under the arrivals of the trace; requests are simulated to their end."""
     end = warm_up_s + duration_s
     return simulate_pipelines(
         network,

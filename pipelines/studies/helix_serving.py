@@ -162,7 +162,7 @@ def _published(name: str, how: str, where: str = "simulation") -> dict[str, floa
     return {} if how == PRINTED else expected(name, mode, how=where)
 
 
-def serving_table(served: Served) -> pd.DataFrame:
+def serving_frame(served: Served) -> pd.DataFrame:
     """Every method on every cluster, beside what the artifact prints."""
     rows = []
     for (name, how), one in served.items():
@@ -181,7 +181,7 @@ def serving_table(served: Served) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def compared(served: Served) -> pd.DataFrame:
+def comparison_frame(served: Served) -> pd.DataFrame:
     """Pairs of our value and the published one, by quantity; latencies by percentile [s]."""
     rows = []
     for (name, how), one in served.items():
@@ -232,7 +232,7 @@ def agreement(pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     return fig, table.reset_index()
 
 
-def gains(
+def gains_frame(
     ranked: Mapping[str, delivered.Ranking], published: Mapping[str, WindowFigures]
 ) -> pd.DataFrame:
     """The option of largest flow, the one that delivers most, and Helix's placement."""
@@ -248,7 +248,7 @@ def gains(
     return pd.DataFrame(rows, columns=columns)
 
 
-def flow_and_delivered(
+def flow_and_throughput_figure(
     ranked: Mapping[str, delivered.Ranking], published: Mapping[str, WindowFigures]
 ) -> Figure:
     """Decode throughput over the flow, and the time of a token over the requests in flight.
@@ -324,7 +324,7 @@ def _box(axis: Axes, at: int, latency: Latency, colour: str) -> None:
     drawn["medians"][0].set(color="black")
 
 
-def schedulers(table: pd.DataFrame) -> Figure:
+def schedulers_figure(table: pd.DataFrame) -> Figure:
     """Decode throughput by scheduler, printed and ours (Helix Fig. 10a)."""
     fig, axis = plt.subplots(figsize=(6.0, 3.0))
     sns.barplot(
@@ -343,7 +343,7 @@ def schedulers(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def congestion(waits: pd.DataFrame) -> Figure:
+def congestion_figure(waits: pd.DataFrame) -> Figure:
     """Helix's placement of LLaMA-70B on regions, and the links that congest (Helix Fig. 10b).
 
     ``waits`` has the links on which prompts wait longest, by scheduler; red are those of Swarm's

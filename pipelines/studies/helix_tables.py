@@ -81,7 +81,7 @@ _FOLDERS = {
 }
 
 
-def machine_limits() -> pd.DataFrame:
+def machine_limits_frame() -> pd.DataFrame:
     """KV cache and batch limits over the number of layers, catalog names inside."""
     frame = pd.read_csv(datasets.path("helix_machine_model_limits"))
     parts = frame["machine"].str.extract(r"^(?P<name>.+?)(?:x(?P<count>\d+))?$")
@@ -105,7 +105,7 @@ def machine_limits() -> pd.DataFrame:
     )
 
 
-def geo_links() -> pd.DataFrame:
+def geo_links_frame() -> pd.DataFrame:
     """Links of the geo-distributed cluster; between nodes one row for both directions."""
     config = _config("geo-24")
     names = {str(k): name for k, name in _names("geo-24").items()}
@@ -124,7 +124,7 @@ def geo_links() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["start", "end", "mbyte_s", "latency_ms"])
 
 
-def placements() -> pd.DataFrame:
+def placements_frame() -> pd.DataFrame:
     """Every distinct placement, one row each, under the node names of our cluster files."""
     rows = []
     for line in _PLACEMENTS.strip().splitlines():
@@ -159,7 +159,7 @@ def placements() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def nodes() -> pd.DataFrame:
+def nodes_frame() -> pd.DataFrame:
     """The artifact's number of every node of our cluster files."""
     rows = [
         (name, number, node)
@@ -169,7 +169,7 @@ def nodes() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["cluster", "number", "node"])
 
 
-def solver_logs() -> pd.DataFrame:
+def solver_logs_frame() -> pd.DataFrame:
     """Incumbent and bound over time of the artifact's solver runs, thinned.
 
     Kept are the first and last line of every run, and lines at which the incumbent grows or the
@@ -186,7 +186,7 @@ def solver_logs() -> pd.DataFrame:
     return frame.loc[kept]
 
 
-def expected() -> pd.DataFrame:
+def expected_frame() -> pd.DataFrame:
     """Decode throughput and latencies that the artifact prints, simulated and from its cluster."""
     frame = pd.read_csv(datasets.path("helix_expected"))
     where = frame["setting"].str.extract(r"^(\w+)/(\w+)/(simulation|prototype)$")
@@ -247,10 +247,10 @@ def _quantity(text: str) -> float:
 
 
 FILES: dict[str, Callable[[], pd.DataFrame]] = {
-    "measured/helix_machine_limits": machine_limits,
-    "published/helix_expected": expected,
-    "published/helix_geo_links": geo_links,
-    "published/helix_nodes": nodes,
-    "published/helix_placements": placements,
-    "published/helix_solver_logs": solver_logs,
+    "measured/helix_machine_limits": machine_limits_frame,
+    "published/helix_expected": expected_frame,
+    "published/helix_geo_links": geo_links_frame,
+    "published/helix_nodes": nodes_frame,
+    "published/helix_placements": placements_frame,
+    "published/helix_solver_logs": solver_logs_frame,
 }

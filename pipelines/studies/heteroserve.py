@@ -164,7 +164,7 @@ def grid(rows: pd.DataFrame, key: str, metric: str, **where: object) -> NDArray[
     return np.array([values(rows, metric, **{key: x}, **where) for x in rows[key].unique()])
 
 
-def joined(frames: Mapping[Any, pd.DataFrame], name: str) -> pd.DataFrame:
+def joined_frame(frames: Mapping[Any, pd.DataFrame], name: str) -> pd.DataFrame:
     """The rows of several tables, with their keys in a column of that name."""
     return pd.concat([rows.assign(**{name: key}) for key, rows in frames.items()])
 
@@ -335,7 +335,7 @@ class Study:
             )
             for size in sizes
         }
-        rows = joined(sized, "size")
+        rows = joined_frame(sized, "size")
         per_device = rows[TPS] / rows["size"]
         smallest = per_device.groupby([rows[key] for key in ("setting", "scheduler", "seed")])
         return rows.assign(**{EFFICIENCY: 100.0 * per_device / smallest.transform("first")})
@@ -415,7 +415,7 @@ def verdict(gain: NDArray[np.float64], least: float) -> str:
     return ("win" if gain.mean() > 0 else "loss") if clear else "tie"
 
 
-def prefill_rates() -> pd.DataFrame:
+def prefill_rates_frame() -> pd.DataFrame:
     """Prefill rates of HeteroServe's Table 4, from peak compute, and of the calibrated roofline."""
     gpus = {machine.gpu.name: machine.gpu for machine in cluster.cluster(DEVICES).machines}
     rows = []

@@ -89,7 +89,7 @@ def _ends(each: pd.Series[float]) -> tuple[float, float]:
     return max(low, 0.1 * float(np.mean(each))), high
 
 
-def compared(
+def bars_figure(
     rows: pd.DataFrame,
     names: Sequence[str],
     beside: Sequence[str],
@@ -133,7 +133,7 @@ def compared(
     return fig
 
 
-def first_tokens(
+def first_tokens_figure(
     study: hs.Study, schedulers: Mapping[str, hs.Scheduler], settings: Sequence[Setting]
 ) -> Figure:
     """Distribution of the time to first token over all seeds, a panel per setting (fig. 4)."""
@@ -152,7 +152,7 @@ def first_tokens(
     return fig
 
 
-def over_load(rows: pd.DataFrame) -> Figure:
+def load_figure(rows: pd.DataFrame) -> Figure:
     """SLO attainment over the load factor, at both decode models' own saturation (4.4)."""
     fig, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
     for axis, setting in zip(axes, _OWN, strict=True):
@@ -169,7 +169,7 @@ def over_load(rows: pd.DataFrame) -> Figure:
     return fig
 
 
-def over_workloads(rows: pd.DataFrame) -> Figure:
+def workloads_figure(rows: pd.DataFrame) -> Figure:
     """SLO attainment and throughput by workload, at both decode models' own saturation (fig. 6).
 
     First the five workloads of the paper's figure, then those of its other sections.
@@ -194,7 +194,7 @@ def over_workloads(rows: pd.DataFrame) -> Figure:
     return fig
 
 
-def over_shares(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
+def shares_figure(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
     """SLO attainment above Uniform's by share of long prompts, a panel per scheduler (4.4)."""
     fig, axes = plt.subplots(1, len(names), figsize=(10, 3.4), sharey=True)
     uniform = rows[rows["scheduler"] == "Uniform"][SLO].to_numpy()
@@ -211,7 +211,7 @@ def over_shares(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
     return fig
 
 
-def over_parameters(rows: pd.DataFrame) -> Figure:
+def parameters_figure(rows: pd.DataFrame) -> Figure:
     """What delta, Q_max, lambda and K change, a panel each (4.5), with the two values printed."""
     fig, axes = plt.subplots(1, 4, figsize=(12, 3.4))
     panels = (
@@ -237,7 +237,7 @@ def over_parameters(rows: pd.DataFrame) -> Figure:
     return fig
 
 
-def over_sizes(rows: pd.DataFrame) -> Figure:
+def sizes_figure(rows: pd.DataFrame) -> Figure:
     """Throughput and scaling efficiency by devices, both decode models' own saturation (fig. 7)."""
     names, sizes = (list(rows[column].unique()) for column in ("scheduler", "size"))
     style = _by_scheduler(names) | _LINES | {"err_kws": {"linewidth": 1}}
@@ -265,7 +265,7 @@ def _own_panels(
     return fig, axes
 
 
-def over_mixes(rows: pd.DataFrame) -> Figure:
+def mixes_figure(rows: pd.DataFrame) -> Figure:
     """SLO attainment and tokens per dollar of each composition, judged setting (fig. 8)."""
     fig, axes = plt.subplots(1, 2, figsize=(11, 3.8), sharey=True)
     usd_per_h = {mix: cluster.cluster(devices).usd_per_h for mix, devices in hs.MIXES.items()}
@@ -282,8 +282,8 @@ def over_mixes(rows: pd.DataFrame) -> Figure:
     return fig
 
 
-def verdict_bars(table: pd.DataFrame) -> Figure:
-    """How many claims of :func:`survival` hold in each setting."""
+def verdict_bars_figure(table: pd.DataFrame) -> Figure:
+    """How many claims of :func:`survival_frame` hold in each setting."""
     colours = {
         "reproduced": "#0072B2",
         "direction only": "#56B4E9",
@@ -493,7 +493,7 @@ def _judged(name: str, value: Value, draws: int) -> str:
     return "not a test" if claim.not_a_test else claim.judge(mean(value), ends, draws)
 
 
-def in_window(
+def window_frame(
     by_setting: Mapping[Setting, Mapping[str, Value]], window: Mapping[str, pd.DataFrame]
 ) -> pd.DataFrame:
     """Claims that the printed window judges otherwise than the whole run, by setting.
@@ -516,7 +516,7 @@ def in_window(
     return pd.DataFrame(rows, columns=columns)
 
 
-def survival(by_setting: Mapping[Setting, Mapping[str, Value]]) -> pd.DataFrame:
+def survival_frame(by_setting: Mapping[Setting, Mapping[str, Value]]) -> pd.DataFrame:
     """Every claim with its value and verdict under every setting, and how many reproduce it."""
     rows, draws = [], max(np.size(value) for value in by_setting[MAIN].values())
     for name in by_setting[MAIN]:
@@ -533,7 +533,7 @@ def survival(by_setting: Mapping[Setting, Mapping[str, Value]]) -> pd.DataFrame:
 def elsewhere(
     name: str, by_setting: Mapping[Setting, Mapping[str, Value]], window: pd.DataFrame
 ) -> str:
-    """The other three settings in a sentence, and the rows of :func:`in_window` in another."""
+    """The other three settings in a sentence, and the rows of :func:`window_frame` in another."""
     a, b, c = (_text(by_setting[setting][name]) for setting in SETTINGS[1:])
     here = window[(window["claim"] == name) & (window["setting"] == ", ".join(MAIN))]
     told = (f" In the printed window {x} ({y})." for x, y in here.to_numpy()[:, -2:])
@@ -641,7 +641,7 @@ def reasons(
     return {name: reason(name.removeprefix("heteroserve-")) for name in claims()}
 
 
-def flips(rows: pd.DataFrame) -> pd.DataFrame:
+def flips_frame(rows: pd.DataFrame) -> pd.DataFrame:
     """Table 3: the smallest error that flips HeteroServe's rank, against two rivals per metric.
 
     As printed, throughput is divided by the rival's, the others by the sum; symmetric by the sum.

@@ -29,7 +29,7 @@ class Evaluation(Shown):
         By phase, shape (S,): :math:`\sum_i x_i(r) b_i(s_r) p(s) / p_r` with the rate at the
         middle of the length's range r, and with :math:`b_i(s)` at the length itself
         [requests/s].
-    carried_rps
+    goodput_rps
         By phase: the load of the mix that the islands carry when each length takes its own time
         in the share of its range [requests/s].
     """
@@ -39,7 +39,7 @@ class Evaluation(Shown):
     share: Floats
     model_rps: dict[Phase, Floats]
     evaluated_rps: dict[Phase, Floats]
-    carried_rps: dict[Phase, float]
+    goodput_rps: dict[Phase, float]
 
     @property
     def throughput_rps(self) -> float:
@@ -49,7 +49,7 @@ class Evaluation(Shown):
     @property
     def served_rps(self) -> float:
         """Load of the mix that both phases carry with exact lengths [requests/s]."""
-        return min(self.carried_rps.values())
+        return min(self.goodput_rps.values())
 
     def table(self) -> Table:
         """One row per phase."""
@@ -58,7 +58,7 @@ class Evaluation(Shown):
             Column("phase", of=str),
             Column("model", unit, of=lambda phase: float(self.model_rps[phase].sum())),
             Column("evaluated", unit, of=lambda phase: float(self.evaluated_rps[phase].sum())),
-            Column("carried", unit, of=lambda phase: self.carried_rps[phase]),
+            Column("carried", unit, of=lambda phase: self.goodput_rps[phase]),
         )
         return Table.of(
             f"Evaluation at {len(self.tokens)} lengths",
@@ -74,7 +74,7 @@ def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
 
     The thesis weights rates: :math:`\sum_i x_i(r) b_i(s) p(s) / p_r`. Time adds up instead: an
     island that gives the share x of its time to a range serves
-    :math:`x / \sum_{s \in r} (p(s) / p_r) / b(s)` of its mix; ``carried_rps`` is that.
+    :math:`x / \sum_{s \in r} (p(s) / p_r) / b(s)` of its mix; ``goodput_rps`` is that.
 
     Source: Rignall, section 5.2.2: evaluator of an assignment at every single length.
 
@@ -95,7 +95,7 @@ def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
     within = fine.share / mass[of]  # p(s) / p_r
     model: dict[Phase, Floats] = {}
     evaluated: dict[Phase, Floats] = {}
-    carried: dict[Phase, float] = {}
+    goodput_rps: dict[Phase, float] = {}
     for phase in PHASES:
         groups = assignment.of(phase)
         middle = assignment.flow_rps(phase)
@@ -109,6 +109,6 @@ def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
             )
         served = (time / slow).sum(axis=0)
         used = mass > 0
-        carried[phase] = float((served[used] / mass[used]).min())
+        goodput_rps[phase] = float((served[used] / mass[used]).min())
     tokens = fine.start_tokens.astype(np.float64)
-    return Evaluation(assignment, tokens, fine.share, model, evaluated, carried)
+    return Evaluation(assignment, tokens, fine.share, model, evaluated, goodput_rps)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hetero import catalog, cluster, workload
 from hetero.latency.models.moe import MoeModel
 from hetero.latency.models.moe_devices import moe_device, moe_devices
-from hetero.latency.models.reference_quirks import CORRECTED, FAITHFUL, LETTERS, Oddities
+from hetero.latency.models.reference_quirks import CORRECTED, FAITHFUL, LETTERS, Quirks
 from hetero.planners.rignall import parallelism
 from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.exact import exact
@@ -32,14 +32,14 @@ from pipelines.studies.island_evaluator import Evaluation
 
 #: GPU types that figures show.
 SHOWN: Final = ("B300", "Rubin-NVL144", "H200", "H800", "H20", "MI300X")
-#: What an oddity of the latency model is seen by.
+#: What an quirk of the latency model is seen by.
 SEEN: Final = ("prefill, 64 GPUs", "prefill, 8 GPUs", "decode step", "largest batch")
 #: The workload of fig. 4.2 [tokens].
 INPUT, LIMIT = TruncatedNormal(500, 2000, 0, 7999), 8000
 OUTPUT, MAX_OUTPUT = 100, 1000
 #: Table 5.2.
 LAYOUTS: Final = {name: layout_of(cluster.cluster(f"rignall-islands-{name}")) for name in "abcd"}
-#: Half of inventory (b) of Table 5.1, and the islands that a played plan may have [GPUs].
+#: Half of inventory (b) of Table 5.1, and the islands that a simulated plan may have [GPUs].
 INVENTORY: Final = {"H200-SXM": 16, "H800-SXM": 64, "H20": 64}
 SIZES: Final = (2, 4, 8, 16, 32, 64)
 
@@ -49,19 +49,19 @@ OTHERS: Final = ("printed", "whole", "fitting")
 Record = tuple[str, float | str, str, str]
 
 
-def latency(gpu: str, oddities: Oddities = FAITHFUL) -> MoeModel:
+def latency(gpu: str, quirks: Quirks = FAITHFUL) -> MoeModel:
     """Step times of DeepSeek-V3 on a GPU type."""
-    return MoeModel(catalog.llm("DeepSeek-V3"), moe_device(gpu), oddities)
+    return MoeModel(catalog.llm("DeepSeek-V3"), moe_device(gpu), quirks)
 
 
-def oddities() -> pd.DataFrame:
-    """Change [%] of what :data:`SEEN` tells when each oddity is mended alone, and all together.
+def quirks_frame() -> pd.DataFrame:
+    """Change [%] of what :data:`SEEN` tells when each quirk is mended alone, and all together.
 
     A prompt of 4,096 tokens of which half is cached (tp1 dp64, tp4 dp2), a decode step of 16
     requests per GPU at that length (tp4 on 64 GPUs), and the largest batch that fits there.
     """
 
-    def typical(gpu: str, mended: Oddities) -> NDArray[np.float64]:
+    def typical(gpu: str, mended: Quirks) -> NDArray[np.float64]:
         model = latency(gpu, mended)
         decode = model.decode(4096, 16, tp=4, gpus=64, output_tokens=1000)
         prefills = (model.prefill(4096, tp=tp, dp=dp, hit_rate=0.5) for tp, dp in ((1, 64), (4, 2)))
@@ -111,7 +111,7 @@ def fitting(measured: Benchmark) -> tuple[int, int]:
     return never, int((measured.rps == 0).any(axis=1).sum()) - never
 
 
-def best64(lengths: int) -> pd.DataFrame:
+def best64_frame(lengths: int) -> pd.DataFrame:
     """Parallelism chosen for 64 GPUs of each type, by reading."""
     rows = []
     for gpu in (device.name for device in moe_devices()):
@@ -170,7 +170,7 @@ def mismatch(plan: Assignment) -> float:
     return float(abs(prefill - decode) / max(prefill, decode))
 
 
-def solved_table(solved: Solutions) -> pd.DataFrame:
+def solution_frame(solved: Solutions) -> pd.DataFrame:
     """Islands, throughput and load of every solution."""
     return pd.DataFrame(
         {
@@ -202,7 +202,7 @@ def halves(evaluated: Evaluation, phase: Phase) -> tuple[float, float]:
     return float(np.mean(early[used] > 0)), float(np.mean(late[used] < 0))
 
 
-def evaluated_table(evaluated: Mapping[str, Evaluation]) -> pd.DataFrame:
+def evaluation_frame(evaluated: Mapping[str, Evaluation]) -> pd.DataFrame:
     """Throughput of each layout and phase by the model of ranges, and at every length."""
     rows = []
     for (name, each), phase in product(evaluated.items(), PHASES):
@@ -213,7 +213,7 @@ def evaluated_table(evaluated: Mapping[str, Evaluation]) -> pd.DataFrame:
                 "phase": phase,
                 "model [requests/s]": float(each.model_rps[phase].sum()),
                 "evaluated [requests/s]": float(each.evaluated_rps[phase].sum()),
-                "carried of the mix [requests/s]": each.carried_rps[phase],
+                "carried of the mix [requests/s]": each.goodput_rps[phase],
                 "evaluated above the model below the middle [% of ranges]": 100 * above,
                 "evaluated below the model above the middle [% of ranges]": 100 * below,
             }
@@ -264,7 +264,7 @@ def replay(
 
 
 def parallelism_claims(table: pd.DataFrame) -> Iterator[Record]:
-    """Claims 5 and 6 from :func:`best64`."""
+    """Claims 5 and 6 from :func:`best64_frame`."""
     won = table["tp64 dp1 best above 128, printed [% of lengths]"]
     beaten = [
         f"{g} at {w:.0f} % of the lengths"

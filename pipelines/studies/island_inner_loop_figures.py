@@ -1,4 +1,4 @@
-"""Figures of what islands of GPUs can do, what they are given, and what a played plan reaches."""
+"""Figures of what islands of GPUs can do, are given, and reach in simulation."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _LINES: Final = {32: "-", 16: "--", 8: "-.", 4: ":"}
 _HATCHES: Final = {32: None, 16: "//", 8: "..", 4: "xx"}
 
 
-def oddities(table: pd.DataFrame) -> Figure:
-    """Heat maps of the changes that mending each oddity makes [%], by GPU type."""
+def quirks_figure(table: pd.DataFrame) -> Figure:
+    """Heat maps of the changes that mending each quirk makes [%], by GPU type."""
     cells = table.set_index("oddity mended").rename_axis(None)
     fig, axes = plt.subplots(1, len(SEEN), figsize=(11.6, 4.2), sharey=True)
     for axis, what in zip(axes, SEEN, strict=True):
@@ -47,7 +47,7 @@ def oddities(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def lengths(where: LengthRanges, width_tokens: int) -> Figure:
+def lengths_figure(where: LengthRanges, width_tokens: int) -> Figure:
     """Probability of each input length, and its mean over each range (fig. 4.2)."""
     fig, axis = plt.subplots(figsize=(7.0, 3.0))
     percent = 100 * where.share / width_tokens
@@ -62,7 +62,7 @@ def lengths(where: LengthRanges, width_tokens: int) -> Figure:
     return fig
 
 
-def prefill64(count: int) -> Figure:
+def prefill64_figure(count: int) -> Figure:
     """Prefill throughput of 64 GPUs by parallelism, read as printed and as whole (fig. 4.3)."""
     fig, axes = plt.subplots(2, len(SHOWN), figsize=(11.5, 4.8), sharex=True, sharey="row")
     shades = plt.get_cmap("viridis")(np.linspace(0, 0.92, 7))
@@ -80,7 +80,7 @@ def prefill64(count: int) -> Figure:
     return fig
 
 
-def decode64(count: int) -> Figure:
+def decode64_figure(count: int) -> Figure:
     """Decode throughput of 64 GPUs, coloured where best at some length (fig. 4.4)."""
     fig, axes = plt.subplots(2, 3, figsize=(9.6, 5.2), sharex=True, sharey=True)
     for axis, gpu in zip(axes.flat, SHOWN, strict=True):
@@ -103,7 +103,7 @@ def decode64(count: int) -> Figure:
     return fig
 
 
-def readings(solved: Solutions) -> Figure:
+def readings_figure(solved: Solutions) -> Figure:
     """Throughput of both phases and the load by maximum flow under each reading, per layout."""
     fig, axes = plt.subplots(1, len(LAYOUTS), figsize=(10.4, 2.9), sharey=True)
     for axis, name in zip(axes, LAYOUTS, strict=True):
@@ -123,7 +123,7 @@ def readings(solved: Solutions) -> Figure:
     return fig
 
 
-def rates(solved: Solutions) -> Figure:
+def rates_figure(solved: Solutions) -> Figure:
     """Throughput of one island of each class on each range (fig. 5.1)."""
 
     def draw(axis: Axes, name: str, phase: Phase) -> None:
@@ -148,7 +148,7 @@ def rates(solved: Solutions) -> Figure:
     return fig
 
 
-def assignment(solved: Solutions, width_tokens: int) -> Figure:
+def assignment_figure(solved: Solutions, width_tokens: int) -> Figure:
     """Time of a phase's islands that each range is given, stacked by class (fig. 5.2)."""
 
     def draw(axis: Axes, name: str, phase: Phase) -> None:
@@ -167,7 +167,7 @@ def assignment(solved: Solutions, width_tokens: int) -> Figure:
     return fig
 
 
-def throughput(solved: Solutions, width_tokens: int) -> Figure:
+def throughput_figure(solved: Solutions, width_tokens: int) -> Figure:
     """Throughput per range, stacked by class of island (fig. 5.3)."""
 
     def draw(axis: Axes, name: str, phase: Phase) -> None:
@@ -200,7 +200,7 @@ def _bar_legend(fig: Figure, *more: Artist) -> None:
     _legend(fig, partial(Rectangle, (0, 0), 1, 1), sizes, *more)
 
 
-def evaluated(by_layout: Mapping[str, Evaluation]) -> Figure:
+def evaluation_figure(by_layout: Mapping[str, Evaluation]) -> Figure:
     """Throughput per input length by the model of ranges and evaluated, and the workload."""
     fig, axes = plt.subplots(1, len(by_layout), figsize=(11.2, 3.4), sharex=True)
     for axis, (name, each) in zip(axes, by_layout.items(), strict=True):
@@ -222,7 +222,7 @@ def evaluated(by_layout: Mapping[str, Evaluation]) -> Figure:
     return fig
 
 
-def divided(sizes: Mapping[float, tuple[int, ...]]) -> Figure:
+def division_figure(sizes: Mapping[float, tuple[int, ...]]) -> Figure:
     """Sizes of islands by skew of the divider [GPUs], and their spread (fig. 4.8)."""
     fig, axes = plt.subplots(1, 2, figsize=(8.6, 3.0), width_ratios=[1.7, 1])
     shown = {f"{skew:+g}": sizes[skew] for skew in (-5.0, -2.0, -1.0, 0.0, 1.0, 2.0, 5.0)}
@@ -239,7 +239,7 @@ def divided(sizes: Mapping[float, tuple[int, ...]]) -> Figure:
     return fig
 
 
-def replayed(table: pd.DataFrame) -> Figure:
+def replay_figure(table: pd.DataFrame) -> Figure:
     """Load that each routing rule sustains of what plans promise, from rows of ``replay``."""
     fig, axis = plt.subplots(figsize=(9.2, 3.6))
     output = table["mean output"].map(

@@ -184,9 +184,9 @@ class Fleets:
                     }
                 plans = self.plans(trace, letter)
                 flow = [Objective(plan.rates)(plan.layout) for plan in plans]
-                carried = float(np.mean([plan.served_rps for plan in plans]))
-                row["load of the mix carried [req/s]"] = carried
-                row["share of the largest load carried"] = carried / proven.served_rps
+                load_served = float(np.mean([plan.served_rps for plan in plans]))
+                row["load of the mix carried [req/s]"] = load_served
+                row["share of the largest load carried"] = load_served / proven.served_rps
                 row["largest load of these layouts [req/s]"] = np.mean(flow)
             row |= {"largest load [req/s]": proven.served_rps, "bound [req/s]": proven.bound}
             rows.append(row | {"its R_total [req/s]": proven.expected_rps})
@@ -298,7 +298,7 @@ def direct_claims(
         yield spreads("18b", [(few, many)], "fig59_direct", f"{how}.")
 
 
-def progress(groups: Mapping[Any, Sequence[Search]], title: str) -> Figure:
+def progress_figure(groups: Mapping[Any, Sequence[Search]], title: str) -> Figure:
     """Best R_total over iterations, a panel per setting: mean, deviation and range over trials.
 
     The dotted line is the best of all trials, as in the thesis.
@@ -335,7 +335,7 @@ def progress(groups: Mapping[Any, Sequence[Search]], title: str) -> Figure:
     return fig
 
 
-def compared(methods: Mapping[str, Sequence[Search]]) -> pd.DataFrame:
+def comparison_frame(methods: Mapping[str, Sequence[Search]]) -> pd.DataFrame:
     """What each method ends with: mean over trials, and its 95 % interval if several."""
     rows = []
     for name, searches in methods.items():
@@ -366,12 +366,12 @@ def scan() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["trace", "inventory", *PAIR, "r_total_rps", "d_total_rps"])
 
 
-def committed() -> pd.DataFrame:
+def committed_frame() -> pd.DataFrame:
     """The scan as it lies in ``data/``."""
     return pd.read_csv(paths.data("measured", "island_scan.csv"))
 
 
-def misses(scanned: pd.DataFrame) -> pd.DataFrame:
+def misses_frame(scanned: pd.DataFrame) -> pd.DataFrame:
     r"""By W, tau and trace, the root mean square over inventories of both relative errors.
 
     :math:`\ln(R / R^*)` and :math:`(D - D^*) / R^*` for R_total, D_total and the published.
@@ -386,12 +386,12 @@ def misses(scanned: pd.DataFrame) -> pd.DataFrame:
 
 def chosen(scanned: pd.DataFrame) -> tuple[int, float]:
     """W and tau that miss the conversation rows least, the smaller where they tie."""
-    missed = misses(scanned).reset_index()
+    missed = misses_frame(scanned).reset_index()
     best = missed.iloc[int(missed["conv"].to_numpy().argmin())]
     return int(best["width_tokens"]), float(best["tau"])
 
 
-def scanned(rows: pd.DataFrame) -> Figure:
+def scan_figure(rows: pd.DataFrame) -> Figure:
     """R_total over W by inventory for the chosen tau, and how far each W misses."""
     width, tau = chosen(rows)
     fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.4))
@@ -406,7 +406,7 @@ def scanned(rows: pd.DataFrame) -> Figure:
         axis.set(ylim=(8, 500), yticks=(20, 50, 100, 200, 400))
         axis.set_yticklabels(("20", "50", "100", "200", "400"))
         axis.legend(title="inventory", loc="lower right")
-    missed = misses(rows).xs(tau, level="tau")
+    missed = misses_frame(rows).xs(tau, level="tau")
     for trace in PUBLISHED:
         axes[2].plot(missed.index, missed[trace], ".-", label=trace)
     axes[2].set(title="miss", ylabel="rms error of R_total and D_total")
@@ -420,7 +420,9 @@ def scanned(rows: pd.DataFrame) -> Figure:
     return fig
 
 
-def times(divider_s: Mapping[int, float], direct_s: Mapping[tuple[str, int], float]) -> Figure:
+def time_figure(
+    divider_s: Mapping[int, float], direct_s: Mapping[tuple[str, int], float]
+) -> Figure:
     """CPU time of a search by batch size, and of the direct one by method and batch size."""
     fig, axes = plt.subplots(1, 2, figsize=(8.2, 3.2))
     axes[0].plot(list(divider_s), list(divider_s.values()), "o-", color=figures.CYCLE[0])

@@ -52,7 +52,7 @@ _COLOURS: Final = dict(zip((*METHODS, "ours", "milp"), figures.CYCLE, strict=Fal
 _ABLATED: Final = ("geo-24", "hetero-42")
 
 
-def milp_rows() -> pd.DataFrame:
+def milp_frame() -> pd.DataFrame:
     """What the program knew and when, as ``hetero bench milp --record`` solved it."""
     return pd.read_csv(paths.data("measured", "helix_milp.csv"), keep_default_na=False)
 
@@ -64,11 +64,11 @@ def milp_links(case: Problem) -> Flags | None:
 
 def solved(setting: str, *, raw: bool = False) -> Placement:
     """The placement that the program ended with, such as ``"single-24 70B"``."""
-    layers = milp_rows().query("setting == @setting")["layers"].iloc[-1]
+    layers = milp_frame().query("setting == @setting")["layers"].iloc[-1]
     return Placement.of(problem(*setting.split(), raw=raw), ranges_of(layers), setting)
 
 
-def examples(flows: Mapping[str, Flow]) -> Figure:
+def examples_figure(flows: Mapping[str, Flow]) -> Figure:
     """Small placements side by side, each with its flow (Helix Fig. 1)."""
     fig, axes = plt.subplots(1, len(flows), figsize=(10.0, 2.4))
     for (name, flow), ax in zip(flows.items(), axes, strict=True):
@@ -76,7 +76,7 @@ def examples(flows: Mapping[str, Flow]) -> Figure:
     return fig
 
 
-def published_flows() -> pd.DataFrame:
+def published_flows_frame() -> pd.DataFrame:
     """Exact maximum flow of every placement of the artifact, beside the objective it states."""
     rows = [
         (name, judge(best := placement(name)), one.tokens_per_s, judge(best, True), len(best.used))
@@ -86,7 +86,7 @@ def published_flows() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*columns, "with partial inference [tokens/s]", "nodes"])
 
 
-def sizes() -> pd.DataFrame:
+def sizes_frame() -> pd.DataFrame:
     """Variables and constraints of the program, with and without pruning (Helix Table 8)."""
     rows = []
     for name in _ABLATED:
@@ -102,7 +102,7 @@ def sizes() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def summary(plans: Mapping[str, FlowPlan]) -> pd.DataFrame:
+def summary_frame(plans: Mapping[str, FlowPlan]) -> pd.DataFrame:
     """Our plans beside the best published placement, with the time that the benchmark recorded.
 
     The last columns are of the same plans gone on with, where nodes may start in the middle of
@@ -124,7 +124,7 @@ def summary(plans: Mapping[str, FlowPlan]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def progress(plans: Mapping[str, FlowPlan]) -> Figure:
+def progress_figure(plans: Mapping[str, FlowPlan]) -> Figure:
     """Best placement and bound over time: the artifact's logs, and ours (Helix Fig. 12).
 
     Helix shows the small cluster, which comes first; red dots are an optimum that is proven.
@@ -163,12 +163,12 @@ def progress(plans: Mapping[str, FlowPlan]) -> Figure:
 
 
 def _searched(setting: str) -> tuple[Floats, Floats, Floats]:
-    rows = milp_rows().query("setting == @setting")
+    rows = milp_frame().query("setting == @setting")
     time_s, best, bound = rows[["seconds", "tokens_per_s", "bound"]].to_numpy(np.float64).T
     return np.maximum(time_s, 0.1), bound, np.where(best > 1, best, np.nan)
 
 
-def pipelines(best: Flow, nodes: Sequence[Any], count: int = 8) -> pd.DataFrame:
+def pipelines_frame(best: Flow, nodes: Sequence[Any], count: int = 8) -> pd.DataFrame:
     """Pipelines that carry most of a flow, by flow decomposition (Helix Fig. 4)."""
     return pd.DataFrame(
         [
@@ -215,7 +215,7 @@ def simulated(
     return runs, use
 
 
-def methods(runs: Mapping[str, PipelineRun], use: Mapping[str, Any]) -> pd.DataFrame:
+def methods_frame(runs: Mapping[str, PipelineRun], use: Mapping[str, Any]) -> pd.DataFrame:
     """Decode throughput by placement, printed and ours, and how busy nodes are (Helix Fig. 9)."""
     columns = ["cluster", "model", "placement", DECODED, *PRINTED]
     columns += ["over its simulator [%]", "time in batches [%]", "use by the flow [%]"]
@@ -228,7 +228,7 @@ def methods(runs: Mapping[str, PipelineRun], use: Mapping[str, Any]) -> pd.DataF
     return pd.DataFrame(rows, columns=columns)
 
 
-def method_bars(table: pd.DataFrame) -> Figure:
+def method_bars_figure(table: pd.DataFrame) -> Figure:
     """Decode throughput by cluster and placement, printed and ours (Helix Fig. 9a)."""
     fig, axis = plt.subplots(figsize=(6.0, 3.0))
     sns.barplot(
@@ -244,7 +244,7 @@ def method_bars(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def case_study(runs: Mapping[str, PipelineRun]) -> Figure:
+def case_study_figure(runs: Mapping[str, PipelineRun]) -> Figure:
     """Published placements of LLaMA-70B on the single cluster: time in batches (Helix Fig. 9b)."""
     fig, axes = plt.subplots(3, 1, figsize=(9.0, 7.0))
     for method, ax in zip(METHODS, axes, strict=True):
@@ -274,7 +274,7 @@ def _first_best_s(cluster: str, start: str) -> float:
     return float(time_s[np.argmax(incumbent >= incumbent.max() * (1 - 1e-6))])
 
 
-def ablation_bars(decoded: pd.DataFrame, reached_s: pd.DataFrame) -> Figure:
+def ablation_bars_figure(decoded: pd.DataFrame, reached_s: pd.DataFrame) -> Figure:
     """Pruning and starts by cluster (Helix Fig. 11)."""
     fig, axes = plt.subplots(1, 2, figsize=(8.0, 3.0))
     for ax, label, table, palette in (
@@ -377,7 +377,7 @@ def plan_claims(plans: Mapping[str, FlowPlan]) -> Rows:
 def drawn_claims(runs: Mapping[str, PipelineRun], use: Mapping[str, Any], protocol: str) -> Rows:
     """Claims 11, 12, 17 and 30, which rest on a draw of requests."""
     return [
-        *throughput_claims(methods(runs, use), protocol),
+        *throughput_claims(methods_frame(runs, use), protocol),
         *ablation_claims(*ablation(runs), protocol),
         *use_claims(runs, use, protocol),
     ]

@@ -28,8 +28,8 @@ TIE: Final = 0.02
 """Goodputs this close are equal: as close as the search for them goes."""
 
 
-def plans(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per case and planner, played with the router it came with, with two more columns.
+def plans_frame(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per case and planner, simulated with the router it came with, with two more columns.
 
     ``share of best`` is the goodput over the highest of any single planner in the case (the
     portfolio may exceed 1), 0 where a planner found no plan or its plan meets the targets at no
@@ -38,14 +38,14 @@ def plans(table: pd.DataFrame) -> pd.DataFrame:
     own = table[table["router"] == OWN].drop_duplicates([*CASE, "planner"]).copy()
     best = own[own["planner"] != PORTFOLIO].groupby(CASE, sort=False)[GOODPUT].max().rename("best")
     own = own.merge(best, on=CASE, how="left")
-    carried, top = own[GOODPUT].fillna(0.0).to_numpy(), own.pop("best").fillna(0.0).to_numpy()
-    share = np.divide(carried, top, out=np.zeros_like(carried), where=top > 0)
+    own_rps, top = own[GOODPUT].fillna(0.0).to_numpy(), own.pop("best").fillna(0.0).to_numpy()
+    share = np.divide(own_rps, top, out=np.zeros_like(own_rps), where=top > 0)
     own["share of best"] = share
     own["wins"] = share >= 1.0 - TIE
     return own
 
 
-def league(table: pd.DataFrame) -> pd.DataFrame:
+def league_frame(table: pd.DataFrame) -> pd.DataFrame:
     """Planners, ranked by the geometric mean of their share of the best goodput.
 
     The mean is over the cases that a planner serves; those it cannot take, or serves at no rate,
@@ -59,7 +59,7 @@ def league(table: pd.DataFrame) -> pd.DataFrame:
         geometric mean and lowest share of the best [%], and the mean over all cases with 0 where
         there is none [%].
     """
-    own = plans(table)
+    own = plans_frame(table)
     rows = []
     for name, group in own.groupby("planner", sort=False):
         share = group["share of best"].to_numpy()
@@ -97,19 +97,19 @@ def geometric_mean(shares: np.ndarray) -> float:
     return float(np.exp(np.log(shares).mean())) if len(shares) else float("nan")
 
 
-def shares(table: pd.DataFrame) -> pd.DataFrame:
+def shares_frame(table: pd.DataFrame) -> pd.DataFrame:
     """Share of the best goodput by case (rows) and planner (columns); NaN without a plan.
 
     Rows and columns stand in the order of the table.
     """
-    own = plans(table)
+    own = plans_frame(table)
     values = own["share of best"].where(own[GOODPUT].notna())
     wide = own.assign(value=values).pivot(index=CASE, columns="planner", values="value")
     rows = pd.MultiIndex.from_frame(own[CASE].drop_duplicates())
     return wide.reindex(index=rows, columns=list(own["planner"].drop_duplicates()))
 
 
-def pareto(table: pd.DataFrame, among: list[str]) -> pd.DataFrame:
+def pareto_frame(table: pd.DataFrame, among: list[str]) -> pd.DataFrame:
     """Plans with a price and a goodput, and whether none is at most as dear and carries more.
 
     Parameters
@@ -120,10 +120,10 @@ def pareto(table: pd.DataFrame, among: list[str]) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        The rows of :func:`plans` that have both, with the columns ``efficient`` and ``goodput per
-        dollar [requests/$]``.
+        The rows of :func:`plans_frame` that have both, with the columns ``efficient`` and ``goodput
+        per dollar [requests/$]``.
     """
-    own = plans(table)
+    own = plans_frame(table)
     own = own[own[PRICE].notna() & (own[GOODPUT] > 0)].copy()
     own["goodput per dollar [requests/$]"] = 3600.0 * own[GOODPUT] / own[PRICE]
     own["efficient"] = False
@@ -136,7 +136,7 @@ def pareto(table: pd.DataFrame, among: list[str]) -> pd.DataFrame:
     return own.reset_index(drop=True)
 
 
-def routers(table: pd.DataFrame) -> pd.DataFrame:
+def routers_frame(table: pd.DataFrame) -> pd.DataFrame:
     """Every router on the replicas of every plan, against the rule that the plan came with.
 
     Returns
@@ -154,7 +154,7 @@ def routers(table: pd.DataFrame) -> pd.DataFrame:
     return other[[*keys, "router", GOODPUT, "over its own [%]"]].reset_index(drop=True)
 
 
-def ingredients(table: pd.DataFrame) -> pd.DataFrame:
+def ingredients_frame(table: pd.DataFrame) -> pd.DataFrame:
     """What a mixed fleet, phases apart, a router that predicts, and the search are each worth.
 
     Each is a ratio of two goodputs of the same case: the best plan on the mixed fleet over the best
@@ -168,7 +168,7 @@ def ingredients(table: pd.DataFrame) -> pd.DataFrame:
         One row each: the number of ratios, their geometric mean less 1 with its 95 % interval over
         cases (Student's t of the logarithms), the lowest and the highest [%].
     """
-    own = plans(table)
+    own = plans_frame(table)
     own = own[own[GOODPUT] > 0]
     single = own[own["planner"] != PORTFOLIO]
     split = single["groups"].str.contains("(prefill)", regex=False)
@@ -176,12 +176,12 @@ def ingredients(table: pd.DataFrame) -> pd.DataFrame:
     def best(rows: pd.DataFrame) -> pd.Series:
         return rows.groupby(CASE, sort=False)[GOODPUT].max()
 
-    swapped = routers(table).pivot_table(
+    swapped = routers_frame(table).pivot_table(
         index=[*CASE, "planner"], columns="router", values=GOODPUT, sort=False
     )
     usual = swapped.get("least requests", pd.Series(dtype=float))
     ratios = {
-        "mixed fleet, over homogeneous of equal price": mixed_over_alike(table)[
+        "mixed fleet, over homogeneous of equal price": mixed_over_alike_frame(table)[
             "mixed over homogeneous"
         ],
         "prefill and decode apart, over both on every replica": best(single[split])
@@ -204,8 +204,8 @@ def ingredients(table: pd.DataFrame) -> pd.DataFrame:
 
 def takeaway(table: pd.DataFrame) -> str:
     """What a reader should take away, in sentences whose every number is computed."""
-    own = plans(table)
-    ranked = league(table)
+    own = plans_frame(table)
+    ranked = league_frame(table)
     single = ranked[ranked["planner"] != PORTFOLIO]
     cases = int(own.groupby(CASE).ngroups)
     # What a fixed choice costs is told by the planner that loses least over all cases.
@@ -229,7 +229,7 @@ def takeaway(table: pd.DataFrame) -> str:
         reach = whole["geometric mean [% of best]"].iloc[0]
         text.append(f"the portfolio, which tries them all, {reach:.0f} %")
     sentences = "; ".join(text) + "."
-    mixed = mixed_over_alike(table)
+    mixed = mixed_over_alike_frame(table)
     if len(mixed):
         ratio = geometric_mean(mixed["mixed over homogeneous"].to_numpy())
         ahead = int((mixed["mixed over homogeneous"] > 1 + TIE).sum())
@@ -237,7 +237,7 @@ def takeaway(table: pd.DataFrame) -> str:
             f" A mixed fleet carries {ratio:.2f} times what the best homogeneous one of the same "
             f"price does (geometric mean of {_cases(len(mixed))}, ahead in {ahead})."
         )
-    swapped = routers(table)
+    swapped = routers_frame(table)
     if len(swapped):
         gains = swapped.groupby([*CASE, "planner"])["over its own [%]"].max()
         losses = swapped.groupby([*CASE, "planner"])["over its own [%]"].min()
@@ -252,7 +252,7 @@ def _cases(count: int) -> str:
     return "1 case" if count == 1 else f"{count} cases"
 
 
-def mixed_over_alike(table: pd.DataFrame) -> pd.DataFrame:
+def mixed_over_alike_frame(table: pd.DataFrame) -> pd.DataFrame:
     """Best goodput of each mixed fleet over that of its best homogeneous counterpart.
 
     Returns
@@ -261,7 +261,7 @@ def mixed_over_alike(table: pd.DataFrame) -> pd.DataFrame:
         One row per case of a mixed fleet that has counterparts: both goodputs, the counterpart,
         and ``mixed over homogeneous``.
     """
-    own = plans(table)
+    own = plans_frame(table)
     own = own[own[GOODPUT].notna()]
     best = own.loc[own.groupby(CASE, sort=False)[GOODPUT].idxmax()]
     base = best["cluster"].str.split(AS).str[0]

@@ -36,7 +36,7 @@ PROFILE_EXTRA: Final = ("engine", "parameters")
 _COMMAND = "hetero bench live --record"
 
 
-def runs(path: Path | None = None) -> pd.DataFrame:
+def runs_frame(path: Path | None = None) -> pd.DataFrame:
     """Rows of ``live.csv``.
 
     Columns: the case (a router, or an engine alone), its kind (``router`` or ``alone``), the
@@ -53,7 +53,7 @@ def runs(path: Path | None = None) -> pd.DataFrame:
     return _read(path or paths.data("measured", "live.csv"), COLUMNS)
 
 
-def profiles(path: Path | None = None) -> pd.DataFrame:
+def profiles_frame(path: Path | None = None) -> pd.DataFrame:
     """Rows of ``live_profile.csv``: rounds of ``hetero profile`` with the engine they are of.
 
     Raises
@@ -73,7 +73,7 @@ def record(found: pd.DataFrame, rounds: pd.DataFrame) -> tuple[Path, Path]:
     return files
 
 
-def by_case(
+def cases_frame(
     found: pd.DataFrame, kind: str = "router", quantity: str = "output_tps"
 ) -> pd.DataFrame:
     """Mean of a quantity over the repeats per case, real and simulated, with 95 % intervals.
@@ -91,7 +91,7 @@ def by_case(
     return pd.DataFrame(rows, columns=["case", "repeats", *ends, "error_percent"])
 
 
-def gains(found: pd.DataFrame, baseline: str, quantity: str = "output_tps") -> pd.DataFrame:
+def gains_frame(found: pd.DataFrame, baseline: str, quantity: str = "output_tps") -> pd.DataFrame:
     """Ratio of each other router to a baseline, paired by repeat, with 95 % intervals."""
     rows = []
     part = found[found["kind"] == "router"]
@@ -104,7 +104,7 @@ def gains(found: pd.DataFrame, baseline: str, quantity: str = "output_tps") -> p
     return pd.DataFrame(rows, columns=["case", "origin", "ratio", "low", "high"])
 
 
-def pairs(found: pd.DataFrame, quantity: str = "output_tps") -> pd.DataFrame:
+def pairs_frame(found: pd.DataFrame, quantity: str = "output_tps") -> pd.DataFrame:
     """Every pair of routers: which one the engines and the simulator put first.
 
     Columns: both names, real and simulated mean of the first over the second less one [%],
@@ -137,7 +137,7 @@ def _own(rounds: pd.DataFrame, name: str, folder: str) -> Path:
     return file
 
 
-def step_errors(rounds: pd.DataFrame) -> pd.DataFrame:
+def step_errors_frame(rounds: pd.DataFrame) -> pd.DataFrame:
     """Every measured step beside its fitted time.
 
     Columns: engine, phase, batch, tokens per request, measured and fitted time [s].

@@ -27,7 +27,7 @@ _CUSTOM_BYTES = 8 * 2**20
 EXACT_TO = {"prefill": 1000.0, "decode": 30.0}
 
 
-def splitwise_medians() -> pd.DataFrame:
+def splitwise_medians_frame() -> pd.DataFrame:
     """Median and coefficient of variation over the repeats of each Splitwise setting."""
     groups = raw_frame("splitwise").groupby(
         ["gpu", "llm", "tensor_parallel", "batch", "input_tokens", "output_tokens"]
@@ -40,7 +40,7 @@ def splitwise_medians() -> pd.DataFrame:
     return out
 
 
-def helix_layer_knots() -> pd.DataFrame:
+def helix_layer_knots_frame() -> pd.DataFrame:
     """Knots that carry each Helix table with at most ``KNOT_ERROR`` relative error.
 
     Where a planner's operating point lies (``EXACT_TO``), every entry is kept.
@@ -71,7 +71,7 @@ def helix_layer_knots() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*columns, "mean_error_percent", "max_error_percent"])
 
 
-def aiconfigurator_steps() -> pd.DataFrame:
+def aiconfigurator_steps_frame() -> pd.DataFrame:
     """Step model of every GPU, engine, model and degree of the grid, with its error."""
     rows = []
     for table in measured.aiconfigurator(raw=True):
@@ -112,26 +112,26 @@ def aiconfigurator_steps() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def profile_steps() -> pd.DataFrame:
+def profile_steps_frame() -> pd.DataFrame:
     """Step model of every layer profile, with its error per kind of step."""
     return pd.DataFrame(
         layer_profiles.to_rows(map(layer_profiles.reduce_profile, layer_profiles.layer_profiles()))
     )
 
 
-def efficiencies() -> pd.DataFrame:
+def efficiencies_frame() -> pd.DataFrame:
     """Efficiencies with their errors: published grid, the package's other GPUs, and servers."""
     parts = {
         "published": roofline_calibration.calibrate_all(raw=True),
-        "package": roofline_calibration.package_calibrations(),
+        "package": roofline_calibration.package_calibrations_frame(),
     }
     tables = [one.assign(grid=grid) for grid, one in parts.items()]
-    return pd.concat([*tables, server_gpus.rows()], ignore_index=True)[
+    return pd.concat([*tables, server_gpus.rows_frame()], ignore_index=True)[
         ["grid", *parts["package"].columns]
     ]
 
 
-def all_reduce_knots() -> pd.DataFrame:
+def all_reduce_knots_frame() -> pd.DataFrame:
     """Rows of ``data/measured/all_reduce.csv``: two RTX PRO 6000, in steps of 3 % error.
 
     Two versions of vLLM were measured, each on a host of its own.
@@ -166,10 +166,10 @@ def all_reduce_knots() -> pd.DataFrame:
 
 
 FILES: dict[str, Callable[[], pd.DataFrame]] = {
-    "all_reduce": all_reduce_knots,
-    "splitwise_medians": splitwise_medians,
-    "helix_layer_knots": helix_layer_knots,
-    "aiconfigurator_steps": aiconfigurator_steps,
-    "profile_steps": profile_steps,
-    "efficiencies": efficiencies,
+    "all_reduce": all_reduce_knots_frame,
+    "splitwise_medians": splitwise_medians_frame,
+    "helix_layer_knots": helix_layer_knots_frame,
+    "aiconfigurator_steps": aiconfigurator_steps_frame,
+    "profile_steps": profile_steps_frame,
+    "efficiencies": efficiencies_frame,
 }

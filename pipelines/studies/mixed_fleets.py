@@ -1,8 +1,8 @@
 """The two mixed fleets of MLPerf, simulated as they are: what mixing loses, and what would not.
 
 Llama-2-70B in fp8 on machines of eight GPUs, each GPU a replica. ``data/measured/mixed_fleets.csv``
-has what was measured of fleets and parts (:func:`derived`): tokens per second, and of a fleet their
-ratio to the sum of its parts.
+has what was measured of fleets and parts (:func:`fleets_frame`): tokens per second, and of a fleet
+their ratio to the sum of its parts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MEANS: Final = (294.0, 301.0)  # input tokens (assumed) and output tokens of a 
 _BATCH: Final = 1024
 
 
-def derived() -> pd.DataFrame:
+def fleets_frame() -> pd.DataFrame:
     """Ratios of fleets to the sums of their parts, from the published runs.
 
     Columns: fleet, scenario, ``ratio`` of tokens per second, ``asked`` the same of the rates that
@@ -75,7 +75,7 @@ def derived() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).round(4)
 
 
-def measured() -> pd.DataFrame:
+def measured_frame() -> pd.DataFrame:
     """The table that is kept of them."""
     return derived_frame("mixed_fleets")
 
@@ -146,7 +146,7 @@ def routers(counts: dict[str, int], names: list[str]) -> Iterator[tuple[str, Bui
         yield name, WeightedRoundRobin([alone[one] for one, n in counts.items() for _ in range(n)])
 
 
-def ratios(names: list[str], per_gpu: int, span_s: float, halvings: int) -> pd.DataFrame:
+def ratios_frame(names: list[str], per_gpu: int, span_s: float, halvings: int) -> pd.DataFrame:
     """Simulated ratio of every fleet to the sum of its parts, by scenario, split and router.
 
     ``asked`` is the ratio of the rates that requests come at (Server).
@@ -166,10 +166,10 @@ def ratios(names: list[str], per_gpu: int, span_s: float, halvings: int) -> pd.D
     return pd.DataFrame(rows, columns=["fleet", "scenario", "router", "ratio", "asked"])
 
 
-def beside(simulated: pd.DataFrame) -> pd.DataFrame:
+def comparison_frame(simulated: pd.DataFrame) -> pd.DataFrame:
     """Simulated ratios less those measured (``off``), nearest first in each fleet and scenario."""
     found = simulated.assign(of=simulated["scenario"].str.partition(",")[0])
-    real = measured()[["fleet", "scenario", "ratio"]]
+    real = measured_frame()[["fleet", "scenario", "ratio"]]
     real = real.rename(columns={"scenario": "of", "ratio": "measured"})
     found = found.merge(real, on=["fleet", "of"]).drop(columns="of")
     found = found.assign(off=found["ratio"] - found["measured"])

@@ -42,7 +42,7 @@ def gpus_of(reading: str) -> dict[str, Gpu]:
     return {name: catalog.gpu(name, preset=READINGS[reading]) for name in NAMES}
 
 
-def table1() -> pd.DataFrame:
+def table1_frame() -> pd.DataFrame:
     """Both readings of ThunderServe's Table 1, and the compute and bandwidth that a dollar buys."""
     rows = []
     for name in NAMES:
@@ -67,7 +67,7 @@ def _alone(gpu: Gpu) -> Pipeline:
     return model.pipeline([PipelineStage(0, 1, small.layers)])
 
 
-def prices() -> pd.DataFrame:
+def prices_frame() -> pd.DataFrame:
     """Price of both phases of a request, 512 in and 16 out, on one GPU (ThunderServe Fig. 1)."""
     rows = []
     for reading in READINGS:
@@ -80,7 +80,7 @@ def prices() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["GPU", "figures", *_PRICES.values()])
 
 
-def price_bars(table: pd.DataFrame) -> Figure:
+def price_bars_figure(table: pd.DataFrame) -> Figure:
     """Prices by phase of all GPUs but the A100, printed ones hatched (ThunderServe Fig. 1)."""
     fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     shown = list(NAMES[1:])
@@ -122,7 +122,7 @@ def batching() -> tuple[pd.DataFrame, pd.DataFrame]:
     )
 
 
-def batching_curves(prefill: pd.DataFrame, decode: pd.DataFrame) -> Figure:
+def batching_curves_figure(prefill: pd.DataFrame, decode: pd.DataFrame) -> Figure:
     """Throughput of prefill and decode over the batch (ThunderServe Fig. 2)."""
     fig, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     colour = figures.gpu_colour("RTX-A5000")
@@ -141,7 +141,7 @@ def batching_curves(prefill: pd.DataFrame, decode: pd.DataFrame) -> Figure:
     return fig
 
 
-def bandwidths(clusters: Mapping[str, Cluster]) -> Figure:
+def bandwidths_figure(clusters: Mapping[str, Cluster]) -> Figure:
     """Bandwidth between all GPUs that the cost model uses (ThunderServe Fig. 13), by title."""
     large = catalog.llm("LLaMA-1-30B")
     fig, axes = plt.subplots(1, len(clusters), figsize=(4 * len(clusters), 3.8))
@@ -208,7 +208,7 @@ def measured(run: Run, slo: Slo) -> dict[str, float]:
     }
 
 
-def divisions(rows: pd.DataFrame, plans: Mapping[int, PhasePlan]) -> pd.DataFrame:
+def divisions_frame(rows: pd.DataFrame, plans: Mapping[int, PhasePlan]) -> pd.DataFrame:
     """Rows of a comparison of ``plans`` by their prefill replicas, with what they estimate."""
     made = [plans[prefill] for prefill in rows["plan"]]
     added: dict[str, Any] = {
@@ -239,13 +239,13 @@ def plan_table(
     return pd.DataFrame(rows, columns=[*columns, "estimated attainment [%]"])
 
 
-def mean_over_seeds(table: pd.DataFrame, keys: Sequence[str], *values: str) -> pd.DataFrame:
+def means_frame(table: pd.DataFrame, keys: Sequence[str], *values: str) -> pd.DataFrame:
     """Means of the values by key and division of the replicas."""
     by = table.groupby([*keys, "prefill replicas", "decode replicas"], sort=False)
     return by[list(values)].mean().reset_index()
 
 
-def throughput_curves(table: pd.DataFrame) -> Figure:
+def throughput_curves_figure(table: pd.DataFrame) -> Figure:
     """Throughput over the division of the replicas, by number of GPUs (ThunderServe Fig. 6)."""
     fig, axes = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
     for axis, size in zip(axes, SIZES, strict=True):
@@ -262,7 +262,7 @@ def throughput_curves(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def attainment_curves(table: pd.DataFrame) -> Figure:
+def attainment_curves_figure(table: pd.DataFrame) -> Figure:
     """Attainment over the division, simulated and estimated (dotted) (ThunderServe Fig. 14)."""
     fig, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True, layout="constrained")
     loads = table["load"].unique()
@@ -287,7 +287,7 @@ def cheapest(table: pd.DataFrame, reading: str, phase: str) -> list[str]:
     return list(table[table["figures"] == reading].sort_values(_PRICES[phase])["GPU"])
 
 
-def conclusions(priced: pd.DataFrame, planned: pd.DataFrame) -> pd.DataFrame:
+def conclusions_frame(priced: pd.DataFrame, planned: pd.DataFrame) -> pd.DataFrame:
     """Which of the paper's conclusions hold with either reading of ThunderServe's Table 1."""
     rows: dict[str, dict[str, bool]] = {}
     for reading in READINGS:

@@ -36,7 +36,7 @@ def card_figure(card: PlanCard, run: Run) -> Figure:
     """
     fig, axes = plt.subplots(1, 3, figsize=(10.4, 3.3), width_ratios=(1.0, 1.0, 0.8))
     _groups(axes[0], card, served_by_group(card, run))
-    _carried(axes[1], card)
+    _borrowed(axes[1], card)
     _latencies(axes[2], card)
     asked = card.question
     fleet = " + ".join(f"{count} {name}" for name, count in asked.gpus.items())
@@ -70,7 +70,7 @@ def _groups(axis: Axes, card: PlanCard, shares: pd.Series) -> None:
     axis.grid(visible=False, axis="y")
 
 
-def _carried(axis: Axes, card: PlanCard) -> None:
+def _borrowed(axis: Axes, card: PlanCard) -> None:
     low, high = card.goodput_rps.interval()
     rows = [("goodput", card.goodput_rps.value, "#0072B2")]
     if card.question.rate_given:

@@ -189,7 +189,7 @@ def replay(real: RealRun, step: StepModel, *, engine: Engine | None = None) -> R
     return ReplayedRun(real, run)
 
 
-def summary() -> pd.DataFrame:
+def summary_frame() -> pd.DataFrame:
     """Measured statistics of the published runs, as ``data/measured/engine_runs.csv`` has them."""
     rows = []
     for real in real_runs(raw=True):
@@ -317,7 +317,7 @@ _HELIX_METRICS = {
 }
 
 
-def helix_prototype() -> pd.DataFrame:
+def helix_prototype_frame() -> pd.DataFrame:
     """What Helix's prototype did on 24 real GPUs, as ``data/measured/helix_prototype.csv`` has it.
 
     One row per method, mode and part of the cluster that serves on its own: decode throughput

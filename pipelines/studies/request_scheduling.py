@@ -290,7 +290,7 @@ def _chains(table: pd.DataFrame, rate_rps: float) -> pd.Series[Any]:
     return orders.str.split(",").str[0].str.replace(">=", ">").str.split(">")
 
 
-def summary(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+def summary_frame(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Throughput with its 95 % interval over the seeds, and mean completion times, by ``keys``."""
     groups = frame.groupby(list(keys), sort=False)
     ends = [column for column in frame if str(column).startswith("done, ")]
@@ -301,7 +301,7 @@ def summary(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return table.reset_index()
 
 
-def by_rate(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+def rate_frame(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Mean throughput over the seeds by ``keys``, a column per rate."""
     means = frame.groupby([*keys, RATE], sort=False)[TPS].mean().unstack()
     return means.rename(columns=lambda rate: f"{rate_name(rate)} [tokens/s]").reset_index()

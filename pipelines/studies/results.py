@@ -25,7 +25,7 @@ DIGITS = 10  # significant digits kept in tables: more differ between machines
 
 @dataclass(slots=True)
 class ResultFolder:
-    """Results of one notebook, in the house style; without ``output`` they are only shown.
+    """Results of one notebook, in the one style of figures; without ``output`` they are only shown.
 
     Parameters
     ----------

@@ -20,10 +20,10 @@ from hetero.catalog import link, llm
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.latency.accuracy import Accuracy
-from hetero.latency.calibration.expected import Level, held_out, points_of, quantile
+from hetero.latency.calibration.expected import Level, held_out_frame, points_of, quantile
 from hetero.latency.calibration.roofline_fit import fitted, predict, solved, takes_part
 from hetero.latency.frames import SOURCES, Source
-from hetero.latency.models.efficiencies import PRIOR, calibrated, chip, lenders
+from hetero.latency.models.efficiencies import PRIOR, chip, chips_frame, fitted_frame
 from hetero.latency.models.layers import helix
 from hetero.latency.models.roofline import VALUES, Efficiency
 from hetero.latency.sources import measured
@@ -228,7 +228,7 @@ def _as_row(found: Calibration) -> dict[str, object]:
     return row
 
 
-def package_calibrations() -> pd.DataFrame:
+def package_calibrations_frame() -> pd.DataFrame:
     """Rows of GPUs of the package alone, ``package`` in ``data/measured/efficiencies.csv``.
 
     The published grid has six GPUs; the package has Blackwell's others and Intel's B60, in the
@@ -256,7 +256,7 @@ def _of_package(name: str, engine: operators.Backend) -> list[Measurements]:
     return found
 
 
-def errors(*, raw: Collection[Source] = ()) -> pd.DataFrame:
+def errors_frame(*, raw: Collection[Source] = ()) -> pd.DataFrame:
     """Error of the calibrated roofline on every measured table, per GPU, engine and phase.
 
     Columns: source, gpu, engine, scope (``fitted``, or ``not fitted`` for tables left out), phase,
@@ -269,7 +269,7 @@ def errors(*, raw: Collection[Source] = ()) -> pd.DataFrame:
         Sources whose published files are used; for the others the derived reductions are.
     """
     committed = {
-        (row["source"], row["gpu"], row["engine"]): row for row in calibrated().to_dict("records")
+        (row["source"], row["gpu"], row["engine"]): row for row in fitted_frame().to_dict("records")
     }
     found = []
     for source in SOURCES:
@@ -300,14 +300,14 @@ def errors(*, raw: Collection[Source] = ()) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def coverage(level: Level = "calibrated", share: float = 0.9) -> pd.DataFrame:
+def coverage_frame(level: Level = "calibrated", share: float = 0.9) -> pd.DataFrame:
     """How many held-out steps lie within intervals made without their chip.
 
     For each chip the interval is the central ``share`` of the errors of the tables of all other
     chips at the same level and phase, each chip with the same weight. Columns: chip, phase, rows,
     low, high (factors on a predicted time), covered (share of the rows).
     """
-    frame = held_out()
+    frame = held_out_frame()
     frame = frame[frame["level"] == level]
     found = []
     for phase in PHASES:
@@ -369,9 +369,9 @@ def _folds(*, raw: bool) -> Iterator[tuple[Level, Measurements, Efficiency]]:
                         # A link that no other model was measured over is not calibrated.
                         if table.llm == name and (linked or table.tensor_parallel == 1):
                             yield "calibrated", table, one
-            carried = without_chip(used[0].gpu)
+            borrowed = without_chip(used[0].gpu)
             for table in used:
-                yield "carried", table, carried
+                yield "carried", table, borrowed
 
 
 def without_chip(name: str) -> Efficiency:
@@ -380,7 +380,7 @@ def without_chip(name: str) -> Efficiency:
     The link's share and latency are taken over the same kind of link where there are any; what
     no other chip determines is the centre of the prior.
     """
-    frame = lenders()
+    frame = chips_frame()
     frame = frame[frame["gpu"].map(chip) != chip(name)]
     chips = frame["gpu"].map(chip)
     kind = link(find_gpu(name).link_type).kind

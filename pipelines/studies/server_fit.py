@@ -219,7 +219,7 @@ class Fit:
         self, runs: Sequence[ServerRun], found: EngineOverheads, fold: Fold | None = None
     ) -> pd.DataFrame:
         """Errors of some runs with overheads, kernels fitted without their GPU or model."""
-        frame = servers.errors(runs, self.steps(found, fold))
+        frame = servers.errors_frame(runs, self.steps(found, fold))
         return frame.assign(fitted=[self.takes_part(run) for run in runs])
 
 
@@ -231,8 +231,8 @@ def left_out(name: str) -> tuple[EngineOverheads, pd.DataFrame]:
     -------
     The overheads fitted to all runs; and one row per run and way to test (``none``: no overheads,
     ``in sample``, ``gpu`` and ``llm``: with all runs of its GPU or model left out, also where
-    kernels take something from them), with the columns of :func:`pipelines.studies.servers.errors`
-    and ``fitted``, whether it takes part in a fit.
+    kernels take something from them), with the columns of
+    :func:`pipelines.studies.servers.errors_frame` and ``fitted``, whether it takes part in a fit.
     """
     fit = Fit.of(GENERATIONS[name])
     every = fit.fit(fit.runs)

@@ -237,7 +237,7 @@ def fitted(group: Group, without: str = "") -> tuple[Efficiency, tuple[str, ...]
     return values, tuple(name for name in VALUES if name in silent)
 
 
-def rows() -> pd.DataFrame:
+def rows_frame() -> pd.DataFrame:
     """Rows of ``data/measured/efficiencies.csv`` that are of runs of servers.
 
     Errors are those of TPOT and of batches' times, as of decode steps.

@@ -13,9 +13,9 @@ quantity is known on a grid of both. Steps erred by the ``u`` with
 .. math:: q(u, u) = measured
 
 of TPOT, or of the whole batch. :mod:`hetero.latency.calibration.expected` makes errors of step
-models of it, and :func:`coverage` looks how often intervals that were made without a run's GPU (or
-model) hold it. What belongs to a measured run and not to the steps is added: what repeats differ
-by, and the order of requests where it was not published.
+models of it, and :func:`coverage_frame` looks how often intervals that were made without a run's
+GPU (or model) hold it. What belongs to a measured run and not to the steps is added: what repeats
+differ by, and the order of requests where it was not published.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def _spread(frame: pd.DataFrame, by: list[str], columns: dict[str, str]) -> dict
 # From what is committed ------------------------------------------------------------------------
 
 
-def coverage(share: float = 0.9) -> pd.DataFrame:
+def coverage_frame(share: float = 0.9) -> pd.DataFrame:
     """How often intervals hold runs of servers that took no part in making them.
 
     Each interval is that of the draws of the error of the run's source of step times, made without
@@ -261,19 +261,19 @@ def coverage(share: float = 0.9) -> pd.DataFrame:
     >>> found.columns.tolist()[:5]
     ['test', 'source', 'gpu', 'kind', 'quantity']
     """
-    groups = runs(share).groupby(["test", "source", "gpu", "kind", "quantity"], sort=False)
+    groups = runs_frame(share).groupby(["test", "source", "gpu", "kind", "quantity"], sort=False)
     return groups.agg(
         runs=("covered", "size"), covered=("covered", "mean"), width_percent=("width", "median")
     ).reset_index()
 
 
-def runs(share: float = 0.9) -> pd.DataFrame:
+def runs_frame(share: float = 0.9) -> pd.DataFrame:
     """The intervals themselves: a row per run and quantity with the columns of the statistics.
 
     Besides: quantity; erred, low and high (logarithms of measured over simulated); covered; width
     [% of the simulated value]; and servers, whose runs made the interval.
     """
-    frame = expected.servers_held_out()
+    frame = expected.servers_held_out_frame()
     repeats = frame[frame["test"] == "repeats"]
     noise, rows = stream(0, "repeats").standard_normal(_DRAWS), []
     for row in frame[frame["test"] != "repeats"].to_dict("records"):

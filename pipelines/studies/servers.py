@@ -244,7 +244,7 @@ def simulated(run: ServerRun, result: Run) -> dict[str, float]:
     return values | {"output_tps": total}
 
 
-def errors(runs: Iterable[ServerRun], steps: StepsOfRun = known_best) -> pd.DataFrame:
+def errors_frame(runs: Iterable[ServerRun], steps: StepsOfRun = known_best) -> pd.DataFrame:
     """Error of every run; arguments as of :func:`served`.
 
     Returns
@@ -282,7 +282,9 @@ def errors(runs: Iterable[ServerRun], steps: StepsOfRun = known_best) -> pd.Data
     return pd.DataFrame(rows, columns=[*columns, *_LABELS.values()])
 
 
-def medians(frame: pd.DataFrame, by: tuple[str, ...] = ("source", "gpu", "llm")) -> pd.DataFrame:
+def medians_frame(
+    frame: pd.DataFrame, by: tuple[str, ...] = ("source", "gpu", "llm")
+) -> pd.DataFrame:
     """Median size and median of the errors [%] of the runs of each group.
 
     Examples
@@ -596,7 +598,7 @@ def _dstack_batches() -> Iterator[ServerRun]:
         )
 
 
-def offline() -> pd.DataFrame:
+def offline_frame() -> pd.DataFrame:
     """Offline runs of MLPerf by benchmark and chip: medians over submitters and versions.
 
     Returns
@@ -635,7 +637,7 @@ def chips(
     steps: StepsOfRun = known_best, benchmarks: Iterable[str] = tuple(_MLPERF_LISTS)
 ) -> Iterator[ServerRun]:
     """The offline run of every chip, at the best degree by these step times."""
-    for row in offline().to_dict("records"):
+    for row in offline_frame().to_dict("records"):
         if row["list"] in benchmarks:
             yield _best(row, steps)[0]
 
@@ -709,12 +711,12 @@ def ranked(
 
     Returns
     -------
-    One row per benchmark and chip: as of :func:`offline`, with ``degree``, ``simulated`` output
-    tokens per second and GPU, and ``error_percent``; and per benchmark the rank correlation over
-    its chips (Spearman).
+    One row per benchmark and chip: as of :func:`offline_frame`, with ``degree``, ``simulated``
+    output tokens per second and GPU, and ``error_percent``; and per benchmark the rank correlation
+    over its chips (Spearman).
     """
     rows = []
-    for row in offline().to_dict("records"):
+    for row in offline_frame().to_dict("records"):
         if row["list"] in benchmarks:
             run, reached = _best(row, steps)
             rows.append({**row, "degree": run.tensor_parallel, "simulated": reached})
@@ -727,7 +729,7 @@ def ranked(
     return frame, order
 
 
-def offline_compute() -> pd.DataFrame:
+def offline_compute_frame() -> pd.DataFrame:
     """Share of peak compute of chips without operator tables, from offline runs of Llama-2-70B.
 
     What an offline run is bound by is its matrix products: the share at which the simulation gives
@@ -735,7 +737,7 @@ def offline_compute() -> pd.DataFrame:
     ``data/measured/offline_compute.csv``.
     """
     rows = []
-    for row in offline().to_dict("records"):
+    for row in offline_frame().to_dict("records"):
         found = gpu(row["gpu"])
         if row["list"] != "llama2-70b" or found.vendor == "NVIDIA":
             continue

@@ -67,7 +67,7 @@ def stretched(trace: Trace, factor: int) -> Trace:
     )
 
 
-def readings(estimate: Search, samples: Mapping[int, Trace]) -> pd.DataFrame:
+def readings_frame(estimate: Search, samples: Mapping[int, Trace]) -> pd.DataFrame:
     """Order and throughput of the degrees by sample and reading of Xiong et al.'s Algorithm 1."""
     choices = product(
         links().items(), FORMULAS, ("instances", "line 17"), ("gpu", "instance"), samples.items()
@@ -92,7 +92,7 @@ def readings(estimate: Search, samples: Mapping[int, Trace]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def simulations(
+def simulations_frame(
     machine: Cluster,
     model: Llm,
     degrees: Sequence[int],
@@ -150,7 +150,7 @@ def order_of(tps: pd.Series) -> str:
     return ">".join(map(str, tps.sort_values(ascending=False, kind="stable").index))
 
 
-def sensitivity(
+def sensitivity_frame(
     estimate: Search, samples: Sequence[Trace], overheads_ms: Sequence[float]
 ) -> pd.DataFrame:
     """Order of the degrees by link, KV formula, engine time per step and input length."""
@@ -200,7 +200,7 @@ def estimated_figure(table: pd.DataFrame) -> Figure:
 def simulated_figure(simulated: pd.DataFrame, estimated: Mapping[str, DegreeSearch]) -> Figure:
     """Estimated beside simulated throughput by link, and when each instance is done.
 
-    ``simulated`` comes from :func:`simulations`; ``estimated`` has the first sample by link.
+    ``simulated`` comes from :func:`simulations_frame`; ``estimated`` has the first sample by link.
     """
     degrees, seeds = simulated["t"].unique(), simulated["seed"].unique()
     number = (simulated.groupby("seed", sort=False).ngroup() + 1).astype(str)

@@ -127,7 +127,7 @@ class ThunderServeStudy:
     traces: Mapping[str, Trace]
     llm: Llm
     cloud: Cluster
-    house: Cluster
+    in_house: Cluster
     seeds: Sequence[int]
     requests: int
     plan_scale: float
@@ -234,7 +234,7 @@ def mean_attained(scales: Sequence[Scales], kind: str = "e2e") -> Floats:
     return shares
 
 
-def workloads(study: ThunderServeStudy) -> pd.DataFrame:
+def workloads_frame(study: ThunderServeStudy) -> pd.DataFrame:
     """Mean lengths, and the latencies of a mean request on one A100."""
     rows = []
     for name, trace in study.traces.items():
@@ -245,7 +245,7 @@ def workloads(study: ThunderServeStudy) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*columns, *(f"A100 {k.upper()} [s]" for k in KINDS)])
 
 
-def replicas(planned: Mapping[Key, Planned], seeds: Sequence[int]) -> pd.DataFrame:
+def replicas_frame(planned: Mapping[Key, Planned], seeds: Sequence[int]) -> pd.DataFrame:
     """Replicas of each phase, and the price of the GPUs in use, by setting, system and seed."""
     rows = []
     for key, systems in planned.items():
@@ -257,7 +257,7 @@ def replicas(planned: Mapping[Key, Planned], seeds: Sequence[int]) -> pd.DataFra
     return pd.DataFrame(rows, columns=[*columns, "replicas for both", "price [$/h]"])
 
 
-def configurations(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
+def configurations_frame(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
     """Groups of plans, by workload and search, in the words of ThunderServe's Table 3."""
     rows = []
     for (name, search), made in plans.items():
@@ -270,7 +270,9 @@ def configurations(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def smallest_scales(scales: Mapping[Key, Sequence[Scales]], seeds: Sequence[int]) -> pd.DataFrame:
+def smallest_scales_frame(
+    scales: Mapping[Key, Sequence[Scales]], seeds: Sequence[int]
+) -> pd.DataFrame:
     """Smallest SLO scale that 90 and 99 % of the requests stay within, by seed."""
     rows = [
         (*key, kind.upper(), 100 * goal, seed, one.smallest(kind, goal))
@@ -283,7 +285,7 @@ def smallest_scales(scales: Mapping[Key, Sequence[Scales]], seeds: Sequence[int]
     return pd.DataFrame(rows, columns=columns)
 
 
-def deadline_table(deadlines: pd.DataFrame) -> pd.DataFrame:
+def deadline_frame(deadlines: pd.DataFrame) -> pd.DataFrame:
     """Smallest scales side by side, a column per system, means over seeds."""
     keys = ["workload", "rate [req/s]", "target", "goal [%]"]
     wide = deadlines.pivot_table(index=keys, columns="system", values=SCALE, sort=False)
@@ -429,7 +431,7 @@ def _alone_ms(made: PhasePlan) -> Floats:
     return times
 
 
-def kv_shares() -> pd.DataFrame:
+def kv_shares_frame() -> pd.DataFrame:
     """Share of the KV transfer in a request of LLaMA-7B on two A5000 [%] (ThunderServe Fig. 18)."""
     llm = catalog.llm("LLaMA-1-7B")
     costs = CostModel(cluster.cluster("thunderserve-a5000-pair"), llm, IN_PAPERS)
@@ -474,7 +476,7 @@ def as_printed(cloud: Cluster) -> Cluster:
     return replace(cloud, name=name, preset="thunderserve", machines=machines)
 
 
-def gpu_phases(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
+def gpu_phases_frame(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
     """Which GPUs plans give to which phase [%], by workload and source of the GPU figures."""
     parts = [("A40", "prefill"), ("RTX-3090Ti", "decode")]
     parts += [("RTX-A6000", "prefill"), ("RTX-A5000", "prefill")]
@@ -488,7 +490,7 @@ def gpu_phases(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def networks(
+def networks_frame(
     study: ThunderServeStudy,
     plans: Mapping[tuple[str, float], Sequence[PhasePlan]],
     serve: Callable[..., pd.DataFrame],

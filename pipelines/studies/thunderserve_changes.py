@@ -100,7 +100,7 @@ def reload_s(service: PhaseService, reads: Reads) -> float:
     return reload([group.pipeline for group in service.groups], Disk(reads=reads)).seconds
 
 
-def rescheduling_times(
+def rescheduling_times_frame(
     service: PhaseService, search_s: Mapping[Policy, float | None]
 ) -> pd.DataFrame:
     """ThunderServe's Table 4: recorded times of the search [s], computed ones of the reload."""
@@ -123,7 +123,7 @@ def episodes(
 
     The new plan comes after the printed search time.
     """
-    rows, played = [], {}
+    rows, simulated = [], {}
     for name, trace in study.traces.items():
         long = trace.take(np.arange(min(len(trace), 2 * study.requests)))
         arriving = long.poisson(rate_rps, np.random.default_rng(study.seeds[0]))
@@ -132,7 +132,7 @@ def episodes(
                 continue
             change = rescheduled[name, "Table 3", policy]
             episode = change.episode(arriving, at_s, search_s=PRINTED_SEARCH_S.get(policy, 0.0))
-            played[name, policy] = episode
+            simulated[name, policy] = episode
             late = episode.run.e2e_s[episode.run.requests["arrival_s"] >= at_s]
             rows.append(
                 {
@@ -148,7 +148,7 @@ def episodes(
                     "E2E P90 after the loss [s]": float(np.nanquantile(late, 0.9)),
                 }
             )
-    return pd.DataFrame(rows), played
+    return pd.DataFrame(rows), simulated
 
 
 def _within(e2e_s: Floats, slo: Slo) -> float:
@@ -156,7 +156,7 @@ def _within(e2e_s: Floats, slo: Slo) -> float:
     return 100 * float((e2e_s <= (slo.e2e_s or np.nan)).mean())
 
 
-def every_loss(
+def every_loss_frame(
     study: ThunderServeStudy, before: Losses, names: Iterable[str], rate_rps: float, steps: int = 10
 ) -> pd.DataFrame:
     """A GPU of every group, every machine and some links fail in turn, from the searched plan."""

@@ -212,10 +212,10 @@ def two_machines(table: pd.DataFrame, best: Mapping[str, PhasePlan]) -> Rows:
 
 def replicas(table: pd.DataFrame, rescheduled: Losses, rate_rps: float) -> Rows:
     """Claims 20, 22 and 27; ``rate_rps`` is the one at which GPUs are lost."""
-    house = table.loc[table["system"] == "vLLM", "replicas for both"].mean()
+    in_house = table.loc[table["system"] == "vLLM", "replicas for both"].mean()
     ours = table[table["system"] == "ThunderServe"].set_index(["workload", "rate [req/s]", "seed"])
     ours = ours[["prefill replicas", "decode replicas"]]
-    ratio = ours.sum(axis=1).groupby("seed").mean() / house
+    ratio = ours.sum(axis=1).groupby("seed").mean() / in_house
     rows = _means("plans", "mean over workloads and rates, vLLM's replicas in house", _20=ratio)
     for key, name in zip(("_22a", "_22b"), _NAMES, strict=True):
         light = rescheduled[name, "Table 3", "light"]

@@ -47,7 +47,7 @@ _LOSS: Final[dict[str, Style]] = {
 }
 
 
-def deployments(plans: Mapping[str, PhasePlan], size: tuple[float, float]) -> Figure:
+def groups_figure(plans: Mapping[str, PhasePlan], size: tuple[float, float]) -> Figure:
     """Two plans by title: a row per machine, a box per GPU, the group's number in it.
 
     Boxes of prefill groups are hatched.
@@ -93,7 +93,7 @@ def _boxes(axis: Axes, made: PhasePlan) -> None:
     axis.grid(visible=False)
 
 
-def orchestration(plans: Mapping[str, PhasePlan]) -> Figure:
+def orchestration_figure(plans: Mapping[str, PhasePlan]) -> Figure:
     """Share of the requests per pair of replicas, by workload (ThunderServe Fig. 5)."""
     fig, axes = plt.subplots(1, 2, figsize=(10.2, 3.4))
     for axis, (name, made) in zip(axes, plans.items(), strict=True):
@@ -107,7 +107,7 @@ def orchestration(plans: Mapping[str, PhasePlan]) -> Figure:
     return fig
 
 
-def cloud_attainment(scales: Mapping[Key, Sequence[Scales]]) -> Figure:
+def cloud_attainment_figure(scales: Mapping[Key, Sequence[Scales]]) -> Figure:
     """Attainment of ThunderServe, HexGen and our search at every rate (ThunderServe Fig. 7)."""
     rates = list(dict.fromkeys(rate for _, rate, _ in scales))
     shades = dict(zip(rates, figures.CYCLE, strict=False))
@@ -121,7 +121,7 @@ def cloud_attainment(scales: Mapping[Key, Sequence[Scales]]) -> Figure:
     return _grid(scales, curves, entries | ways)
 
 
-def house_attainment(scales: Mapping[Key, Sequence[Scales]]) -> Figure:
+def in_house_attainment_figure(scales: Mapping[Key, Sequence[Scales]]) -> Figure:
     """Attainment on the cloud and in house at the lowest and highest rate (ThunderServe Fig. 8)."""
     rates = list(dict.fromkeys(rate for _, rate, _ in scales))
     ends = dict(zip(rates[:: max(len(rates) - 1, 1)], (_SOLID, _DASHED), strict=False))
@@ -169,7 +169,7 @@ def _line_legend(fig: Figure, entries: Mapping[str, Style]) -> None:
     fig.legend(handles, list(entries), loc="outside upper right", ncols=len(handles))
 
 
-def networks(table: pd.DataFrame) -> Figure:
+def networks_figure(table: pd.DataFrame) -> Figure:
     """Attainment by rate as estimated and as simulated on either network, a panel per workload."""
     ways = list(table.columns[4:])
     long = table.melt(list(table.columns[:4]), ways, "attainment", "attainment [%]")
@@ -185,7 +185,7 @@ def networks(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def throughput(overloaded: pd.DataFrame) -> Figure:
+def throughput_figure(overloaded: pd.DataFrame) -> Figure:
     """Throughput under overload over ThunderServe's, with intervals over seeds (Fig. 9)."""
     wide = overloaded.pivot(index=["workload", "seed"], columns="system", values=TPS)
     shares = wide.div(wide["ThunderServe"], axis="index").melt(ignore_index=False).reset_index()
@@ -200,7 +200,7 @@ def throughput(overloaded: pd.DataFrame) -> Figure:
     return fig
 
 
-def convergence(curves: Mapping[tuple[str, int], Floats]) -> Figure:
+def convergence_figure(curves: Mapping[tuple[str, int], Floats]) -> Figure:
     """Best estimate over the steps of a search, mean and range of seeds (ThunderServe Fig. 10).
 
     The legend has the times of the whole search, as recorded by the benchmark and as printed.
@@ -221,7 +221,7 @@ def convergence(curves: Mapping[tuple[str, int], Floats]) -> Figure:
     return fig
 
 
-def losses(scales: Mapping[tuple[str, str, str], Sequence[Scales]]) -> Figure:
+def losses_figure(scales: Mapping[tuple[str, str, str], Sequence[Scales]]) -> Figure:
     """Attainment before a loss and after it by policy; a row per plan, a column per workload."""
     names, starts, _ = (list(dict.fromkeys(part)) for part in zip(*scales, strict=True))
     fig, axes = plt.subplots(2, 2, figsize=(9.4, 5.0), sharex=True, sharey=True)
@@ -238,16 +238,16 @@ def losses(scales: Mapping[tuple[str, str, str], Sequence[Scales]]) -> Figure:
     return fig
 
 
-def episodes(
-    played: Mapping[tuple[str, Policy], Episode], at_s: float, slot_s: float = 15.0
+def episodes_figure(
+    simulated: Mapping[tuple[str, Policy], Episode], at_s: float, slot_s: float = 15.0
 ) -> Figure:
     """90th percentile of the latency by time of arrival; a line marks the loss."""
-    fig, axes = _panels(played, "time of arrival [s]", "E2E P90 [s]", (9.4, 2.9))
+    fig, axes = _panels(simulated, "time of arrival [s]", "E2E P90 [s]", (9.4, 2.9))
     for name, axis in axes.items():
         for policy, colour in zip(POLICIES, figures.CYCLE, strict=False):
-            if (name, policy) not in played:
+            if (name, policy) not in simulated:
                 continue
-            run = played[name, policy].run
+            run = simulated[name, policy].run
             arrival = run.requests["arrival_s"]
             slot = np.digitize(arrival, np.arange(0, arrival.max(), slot_s))
             centre = [arrival[slot == k].mean() for k in np.unique(slot)]
@@ -259,7 +259,9 @@ def episodes(
     return fig
 
 
-def ablation(table: pd.DataFrame, scales: Mapping[tuple[str, str], Sequence[Scales]]) -> Figure:
+def ablation_figure(
+    table: pd.DataFrame, scales: Mapping[tuple[str, str], Sequence[Scales]]
+) -> Figure:
     """Attainment and mean time with parts of the system switched off (ThunderServe Fig. 12).
 
     Above, only scales at which attainment differs from 0 and 100 % are shown. Below, the times are
@@ -296,7 +298,7 @@ def ablation(table: pd.DataFrame, scales: Mapping[tuple[str, str], Sequence[Scal
     return fig
 
 
-def arrivals(
+def arrivals_figure(
     poisson: Mapping[Key, Sequence[Scales]],
     own: Mapping[tuple[str, str], Sequence[Scales]],
     rate_rps: float,
@@ -329,7 +331,7 @@ def _panels(
     return fig, panels
 
 
-def kv_shares(shares: pd.DataFrame) -> Figure:
+def kv_shares_figure(shares: pd.DataFrame) -> Figure:
     """Share of the KV transfer over the input length; bands as printed (ThunderServe Fig. 18)."""
     fig, axis = plt.subplots(figsize=(6.4, 3.0))
     sns.lineplot(

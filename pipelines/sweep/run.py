@@ -164,7 +164,7 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
             failed.append((str(job.failure), values, said["why"]))
         except FileNotFoundError:
             failed.append(("", values, "it failed, and another sweep of the folder tries it again"))
-    main = table.effects(frame, found)
+    main = table.effects_frame(frame, found)
     folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / "points.parquet", force=True) as part:
         frame.to_parquet(part, index=False)

@@ -106,7 +106,7 @@ def _claim(claim: str, folder: Path, name: str) -> float:
     )
 
 
-def effects(frame: pd.DataFrame, sweep: Sweep) -> pd.DataFrame:
+def effects_frame(frame: pd.DataFrame, sweep: Sweep) -> pd.DataFrame:
     """Mean of every measure over each value of each parameter, with a 95 % interval.
 
     Columns: parameter, value, measure, mean, low, high, points, and where the sweep compares with
@@ -226,7 +226,7 @@ def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
     figures.use_style()
     swept, measures = sweep.swept, tuple(sweep.measures)
     if len(swept) == 1 and sweep.against:
-        return _compared(effects(frame, sweep), sweep)
+        return _compared(effects_frame(frame, sweep), sweep)
     size = (max(4.2, 3.4 * len(swept)), max(3.0, 2.5 * len(measures)))
     drawn, axes = plt.subplots(len(measures), len(swept), figsize=size, squeeze=False, sharey="row")
     for i, measure in enumerate(measures):

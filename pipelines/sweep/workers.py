@@ -20,7 +20,7 @@ from joblib.externals.loky import get_reusable_executor
 
 from hetero.errors import HeteroError, ParameterError
 from hetero.progress import progress
-from pipelines import environment, guard, held
+from pipelines import environment, guard, process_lock
 from pipelines.sweep import point
 from pipelines.sweep.point import Job
 
@@ -137,7 +137,7 @@ def _locked(running: Path) -> tuple[Path, int]:
         lock = running / f"{secrets.token_hex(8)}.lock"
         file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
         # Another call may have removed it before it was held.
-        if held.taken(file) is not False and lock.exists():
+        if process_lock.taken(file) is not False and lock.exists():
             return lock, file
         os.close(file)
 
@@ -151,7 +151,7 @@ def _remove_dead(running: Path) -> None:
             _remove(path)
             continue
         try:
-            if held.taken(file):
+            if process_lock.taken(file):
                 _remove(lock.with_suffix(""))
                 lock.unlink(missing_ok=True)
         finally:

@@ -121,7 +121,7 @@ def test_verdicts_of_the_paper_profile_stand_beside_and_do_not_count(tmp_path: P
     leave(tmp_path / "paper", "twin", requests=16_657, profile="paper", nodes=876)
     found = claims.verdicts(tmp_path)
     assert found.table() == before
-    told = report.profiles(tmp_path, found)
+    told = report.profiles_table(tmp_path, found)
     verdicts = ("not reproduced", "reproduced")
     assert told.rows == (("helix-16a", "twin", "876", "875", "876", *verdicts),)
     assert told.notes[0].startswith("1 of 3 claims")
@@ -129,9 +129,9 @@ def test_verdicts_of_the_paper_profile_stand_beside_and_do_not_count(tmp_path: P
     assert "07_island_outer_loop" in told.notes[1]
     # The real trace is compared with the real one only.
     leave(tmp_path, "real", requests=16_000, profile="default", nodes=876)
-    assert report.profiles(tmp_path, claims.verdicts(tmp_path)).rows == told.rows
+    assert report.profiles_table(tmp_path, claims.verdicts(tmp_path)).rows == told.rows
     leave(tmp_path / "paper", "real", requests=16_657, profile="paper", nodes=876)
-    told = report.profiles(tmp_path, claims.verdicts(tmp_path))
+    told = report.profiles_table(tmp_path, claims.verdicts(tmp_path))
     assert [row[:2] for row in told.rows] == [("helix-16a", "twin"), ("helix-21a", "real")]
     page = Page(report.render(tmp_path)[0])
     assert "#helix-21a" in page.links

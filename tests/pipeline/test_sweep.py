@@ -446,7 +446,7 @@ def test_ready_sweeps_fit_their_notebooks(file):
 def test_committed_sweeps_are_those_of_their_files(name):
     found, folder = spec.read(Path(f"pipelines/sweeps/{name}.yaml")), Path("results/sweeps", name)
     points = pd.read_csv(folder / "points.csv")
-    main = table.effects(points, found)
+    main = table.effects_frame(points, found)
     kept = pd.read_csv(folder / "effects.csv")
     pd.testing.assert_frame_equal(main, kept, check_dtype=False, rtol=1e-7)
     said = (folder / "sentences.txt").read_text().splitlines()

@@ -4,7 +4,7 @@ import importlib
 
 from pipelines import walk
 
-HOUSE = {  # door -> bed -> hall -> sheet (back in up) -> late; what importing runs is not walked
+PACKAGE = {  # door -> bed -> hall -> sheet (back in up) -> late; what importing runs is not walked
     "walked/door.py": "from walked.up import bed\nclass Key:\n    size = 1\n"
     "def come():\n    from walked import late\n    return bed.lie() + late.go()\n",
     "walked/up/bed.py": "from walked.down import hall\ndef lie(): return hall.hang()\n",
@@ -15,7 +15,7 @@ HOUSE = {  # door -> bed -> hall -> sheet (back in up) -> late; what importing r
 
 
 def test_files_folders_functions_and_returns_are_those_that_are_called(tmp_path, monkeypatch):
-    for name, text in HOUSE.items():
+    for name, text in PACKAGE.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)

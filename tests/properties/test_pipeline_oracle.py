@@ -76,7 +76,7 @@ def check_equal(oracle: Oracle, run) -> None:
 
 @settings(max_examples=60)
 @given(networks(), traces(), st.sampled_from(ROUTERS), st.integers(0, 3))
-def test_a_trace_is_played_as_the_rules_say(network, trace, router, seed) -> None:
+def test_a_trace_is_simulated_as_the_rules_say(network, trace, router, seed) -> None:
     oracle = Oracle(network, trace, router, seed_word=seed_word(seed))
     oracle.play()
     run = simulate_pipelines(network, trace, router, copy_bytes_s=np.inf, seed=seed)
@@ -95,7 +95,7 @@ def test_a_trace_is_played_as_the_rules_say(network, trace, router, seed) -> Non
     st.integers(1, 8),
     st.floats(0.5, 40.0),
 )
-def test_a_feed_is_played_as_the_rules_say(network, trace, router, by, first, until) -> None:
+def test_a_feed_is_simulated_as_the_rules_say(network, trace, router, by, first, until) -> None:
     feed = Feed(first=first, by=by, high_water=0.6, delay_s=2.0**-4)
     if not router.reserves:
         feed = Feed(first=first, by="count", delay_s=2.0**-4)

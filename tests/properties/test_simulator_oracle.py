@@ -1,4 +1,4 @@
-"""The closed form against every step played by itself."""
+"""The closed form against every step simulated by itself."""
 
 from __future__ import annotations
 

@@ -187,31 +187,31 @@ def test_goodput_of_the_table_is_what_the_plan_carries(table: pd.DataFrame, aske
 def test_loads_are_shares_of_the_best_single_goodput(table: pd.DataFrame) -> None:
     own = table[table["router"] == league.OWN]
     best = own[own["planner"] != league.PORTFOLIO][league.GOODPUT].max()
-    played = own[own["load"].notna()]
-    np.testing.assert_allclose(played["rate [requests/s]"], played["load"] * best)
+    simulated = own[own["load"].notna()]
+    np.testing.assert_allclose(simulated["rate [requests/s]"], simulated["load"] * best)
     # At half the best goodput the best planner meets its targets.
-    top = played[(played[league.GOODPUT] == best) & (played["load"] == 0.5)]
+    top = simulated[(simulated[league.GOODPUT] == best) & (simulated["load"] == 0.5)]
     assert (top["SLO met [%]"] >= 90).all()
 
 
 def test_the_portfolio_is_at_least_as_good_as_the_best(table: pd.DataFrame) -> None:
-    own = league.plans(table)
+    own = league.plans_frame(table)
     whole = own[own["planner"] == league.PORTFOLIO]["share of best"]
     assert (whole >= 1.0 - 1e-12).all()
 
 
-def test_a_plan_is_played_once_at_every_load(asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    played: list[float] = []
+def test_a_plan_is_simulated_once_at_every_load(asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated: list[float] = []
 
     def counted(*given: Any, **options: Any) -> Score:
-        played.append(options["rate_rps"])
+        simulated.append(options["rate_rps"])
         return score(*given, **options)
 
     monkeypatch.setattr(arena_contest, "score", counted)
     rules = Rules(seeds=(0,), span_s=2.0, loads=(0.5, 1.0))
     # Without moves the portfolio's plan is the best one of the planners.
     found = play(MATCH, asked[:2], rules, None, replace(EFFORT, designs=0))
-    assert len(played) == 2 * len(rules.loads)
+    assert len(simulated) == 2 * len(rules.loads)
     whole = found[found["planner"] == league.PORTFOLIO].drop(columns="planner")
     others = found[found[league.GOODPUT] == whole[league.GOODPUT].iloc[0]]
     best = others[others["planner"] != league.PORTFOLIO].drop(columns="planner").head(2)
@@ -288,7 +288,7 @@ MADE = rows(
 
 
 def test_league_by_hand() -> None:
-    found = league.league(MADE).set_index("planner")
+    found = league.league_frame(MADE).set_index("planner")
     assert found.index.tolist() == [league.PORTFOLIO, "c", "a", "b"]
     mean = found["geometric mean [% of best]"]
     assert mean["a"] == pytest.approx(100 * np.sqrt(1.0 * 0.5))
@@ -304,15 +304,15 @@ def test_league_by_hand() -> None:
 
 def test_a_plan_that_carries_nothing_is_not_served() -> None:
     made = rows(("x", "w", "a", 0.0, 1.0, league.OWN), ("x", "w", "b", 1.0, 1.0, league.OWN))
-    found = league.league(made).set_index("planner")
+    found = league.league_frame(made).set_index("planner")
     assert found.loc["a", "cases served"] == 0
     assert np.isnan(found.loc["a", "geometric mean [% of best]"])
-    nobody = league.league(rows(("x", "w", "a", 0.0, 1.0, league.OWN)))
+    nobody = league.league_frame(rows(("x", "w", "a", 0.0, 1.0, league.OWN)))
     assert nobody["wins"].tolist() == [0]
 
 
 def test_shares_keep_the_order_and_tell_none_from_nothing() -> None:
-    wide = league.shares(MADE)
+    wide = league.shares_frame(MADE)
     assert wide.columns.tolist() == ["a", "b", "c", league.PORTFOLIO]
     assert np.isnan(wide.loc[("x", "m", "w"), "c"])
     assert wide.loc[("x as G", "m", "w"), "a"] == 0.5
@@ -326,7 +326,7 @@ def test_pareto_front_against_all_pairs() -> None:
             for k, (goodput, price) in enumerate(random.integers(1, 9, (40, 2)))
         )
     )
-    found = league.pareto(made, ["model", "workload"])
+    found = league.pareto_frame(made, ["model", "workload"])
     kept = found[found["efficient"]]
     for _, one in found.iterrows():
         beaten = (
@@ -358,21 +358,21 @@ def test_ingredients_by_hand() -> None:
         ]
     )
     groups = np.where(made["planner"] == "b", "1 x TP 1 G (prefill); 1 x TP 1 G (decode)", "1 x G")
-    found = league.ingredients(made.assign(groups=groups)).set_index("ingredient")
+    found = league.ingredients_frame(made.assign(groups=groups)).set_index("ingredient")
     mean = found["mean [%]"].tolist()
     ratios = [12 / 8, ((5 / 10) * (8 / 7.9)) ** 0.5, ((15 / 12) * (6 / 8)) ** 0.5, 1.2**0.5]
     assert mean == pytest.approx([100 * (one - 1) for one in ratios])
     assert found["ratios"].tolist() == [1, 2, 2, 2]
     assert np.isnan(found["95 % low [%]"].iloc[0])  # one ratio says nothing of its spread
     assert (found["95 % low [%]"] < found["lowest [%]"]).iloc[1:].all()
-    alone = league.ingredients(rows(("x", "w", "a", 1.0, 1.0, league.OWN)).assign(groups=""))
+    alone = league.ingredients_frame(rows(("x", "w", "a", 1.0, 1.0, league.OWN)).assign(groups=""))
     assert not len(alone)
 
 
 def test_routers_and_mixed_fleets_by_hand() -> None:
-    swapped = league.routers(MADE)
+    swapped = league.routers_frame(MADE)
     assert swapped["over its own [%]"].tolist() == pytest.approx([50.0, -25.0])
-    mixed = league.mixed_over_alike(MADE)
+    mixed = league.mixed_over_alike_frame(MADE)
     assert len(mixed) == 1
     assert mixed["mixed over homogeneous"].iloc[0] == pytest.approx(12.0 / 8.0)
     assert mixed["homogeneous"].iloc[0] == "x as G"

@@ -1,4 +1,4 @@
-"""Equal ground: every kind of plan is played with the same step times and memory."""
+"""Equal ground: every kind of plan is simulated with the same step times and memory."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(mixed: Questio
     assert (both.step.seconds(n, n, 900.0 * n) >= decode.max(axis=0) * (1 - 1e-7)).all()
 
 
-def test_equal_stages_are_played_as_they_are_planned(question: Question) -> None:
+def test_equal_stages_are_simulated_as_they_are_planned(question: Question) -> None:
     pipeline = ground.costs(question).pipeline([PipelineStage(1, 2, 40), PipelineStage(1, 2, 40)])
     from hetero.costs.replicas import step_model
 
     n = np.array([1.0, 64.0, 2000.0])
-    played = compared_replica(pipeline, "r").step.seconds(n, n, 500 * n)
-    assert played == pytest.approx(step_model(pipeline).seconds(n, n, 500 * n), rel=1e-12)
+    simulated = compared_replica(pipeline, "r").step.seconds(n, n, 500 * n)
+    assert simulated == pytest.approx(step_model(pipeline).seconds(n, n, 500 * n), rel=1e-12)
 
 
 def test_layers_of_a_node_take_what_a_replica_takes(question: Question) -> None:

@@ -72,7 +72,7 @@ def test_it_is_never_worse_than_the_best_single_planner(name: str) -> None:
             assert one.score.goodput_rps.mean >= alone / (1 + PRECISION), tried.planner
             if tried.score is not None:
                 assert one.score.goodput_rps.mean >= tried.score.goodput_rps.mean
-    # What it claims, it delivers when it is played anew.
+    # What it claims, it delivers when it is simulated anew.
     again = score(one.plan, question, seeds=seeds, known=one.score.seeds_rps)
     assert again.attainment == one.score.attainment
     # Every planner has a row with figures or a reason.
@@ -88,9 +88,9 @@ def test_it_is_never_worse_than_the_best_single_planner(name: str) -> None:
         assert one.single.score is not None
         assert one.score.goodput_rps.mean > one.single.score.goodput_rps.mean
         assert one.plan.notes[0] == f"From the plan of {one.single.planner}."
-        loads = [change.carried_rps for change in one.changes]
+        loads = [change.goodput_rps for change in one.changes]
         assert loads == sorted(loads)
-        assert one.played > len(one.changes)
+        assert one.simulated > len(one.changes)
     if name == "budget":
         machines = {stage[0] for group in one.plan.groups for stage in group.stages}
         rented = [question.cluster.machine(machine).usd_per_h for machine in machines]
@@ -109,7 +109,7 @@ def test_improvement_keeps_gpus_once_and_carries_more() -> None:
     plan = planner("vLLM homogeneous", LITTLE).plan(question)
     (before,) = goodput(plan, question)
     better = improve([(plan, (before,))], question, seeds=(0,), designs=40)
-    assert better.played <= 40
+    assert better.simulated <= 40
     for gpu, count in better.plan.gpus.items():
         assert count <= question.cluster.gpu_counts[gpu]
     # The other kind of machine stands idle: dividing it is the first thing to find.

@@ -133,10 +133,10 @@ def chats() -> Trace:
 
 
 def test_divisions_use_every_gpu_once_and_the_best_wins(chats: Trace) -> None:
-    house, llm, slo = cluster("thunderserve-a100-8"), catalog.llm("LLaMA-1-30B"), Slo(e2e_s=30.0)
+    in_house, llm, slo = cluster("thunderserve-a100-8"), catalog.llm("LLaMA-1-30B"), Slo(e2e_s=30.0)
     for found in (
-        colocated(house, llm, chats, slo, rate_rps=6.0, settings=IN_PAPERS),
-        distserve(house, llm, chats, slo, rate_rps=6.0, settings=IN_PAPERS),
+        colocated(in_house, llm, chats, slo, rate_rps=6.0, settings=IN_PAPERS),
+        distserve(in_house, llm, chats, slo, rate_rps=6.0, settings=IN_PAPERS),
     ):
         assert sum(node.gpus for node in found.deployment.replicas) <= 8
         assert found.value == max(value for _, value in found.tried)
@@ -147,7 +147,7 @@ def test_divisions_use_every_gpu_once_and_the_best_wins(chats: Trace) -> None:
     assert roles == {"prefill", "decode"}
     pair = Shape(2, 1)
     fixed = [
-        make(house, llm, chats, slo, rate_rps=6.0, only=pair) for make in (colocated, distserve)
+        make(in_house, llm, chats, slo, rate_rps=6.0, only=pair) for make in (colocated, distserve)
     ]
     assert [[node.gpus for node in one.deployment.replicas] for one in fixed] == [[2] * 4] * 2
     assert [len(one.tried) for one in fixed] == [1, 3]

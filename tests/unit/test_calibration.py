@@ -29,7 +29,7 @@ def raw(need) -> None:
 
 
 def test_verdicts_are_of_left_out_runs_alone() -> None:
-    found = calibration.verdicts(ROWS, {"TPOT": 10.0, "E2E": 6.0}).to_dict("records")
+    found = calibration.verdicts_frame(ROWS, {"TPOT": 10.0, "E2E": 6.0}).to_dict("records")
     got = [(row["test"], row["quantity"], row["runs"], row["holds"]) for row in found]
     assert got == [
         ("gpu left out", "TPOT", 3, True),
@@ -40,7 +40,7 @@ def test_verdicts_are_of_left_out_runs_alone() -> None:
 
 
 def test_a_summary_ends_with_all_runs_of_a_test() -> None:
-    found = calibration.summary(ROWS, ("test", "source"))
+    found = calibration.summarise(ROWS, ("test", "source"))
     last = found[(found["test"] == "gpu") & (found["source"] == "all")].iloc[0]
     assert (last["runs"], last["TPOT"], last["TPOT bias"]) == (3, 10.0, 4.0)
 
@@ -48,16 +48,16 @@ def test_a_summary_ends_with_all_runs_of_a_test() -> None:
 def test_runs_of_one_name_are_paired_in_their_order() -> None:
     here = ROWS[ROWS["test"] == "gpu"]
     there = here.assign(TPOT=here["TPOT"] + 1.0).sample(frac=1, random_state=0).sort_index()
-    both = calibration.paired(here, there)
+    both = calibration.pair(here, there)
     assert (both["TPOT there"] - both["TPOT"]).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_differences_are_the_largest_of_a_test_and_name_what_is_lost() -> None:
     moved = ROWS.assign(TTFT=ROWS["TTFT"] - [0.0, 0.5, 0.0, 0.25, 0.0])
-    found = calibration.differences(moved, ROWS).set_index("test")
+    found = calibration.differences_frame(moved, ROWS).set_index("test")
     assert found["TTFT"].to_dict() == {"gpu": 0.5, "llm": 0.25, "none": 0.0}
     with pytest.raises(ParameterError, match="1 of 5 errors are not kept"):
-        calibration.differences(ROWS, ROWS.iloc[1:])
+        calibration.differences_frame(ROWS, ROWS.iloc[1:])
 
 
 def test_every_fitted_run_is_kept_in_every_test() -> None:
@@ -73,23 +73,23 @@ def test_every_fitted_run_is_kept_in_every_test() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("raw")
 def test_kept_errors_of_the_first_generation_come_out() -> None:
-    made, kept = calibration.generation("first"), calibration.read()
+    made, kept = calibration.generation_frame("first"), calibration.read()
     assert set(made["test"]) == set(calibration.TESTS) - {"default"}
     first = {run.source for run in server_fit.GENERATIONS["first"].runs()}
     assert len(made) == len(kept[(kept["test"] != "default") & kept["source"].isin(first)])
-    assert calibration.differences(made, kept)[[*calibration.LABELS]].max(axis=None) < 0.1
+    assert calibration.differences_frame(made, kept)[[*calibration.LABELS]].max(axis=None) < 0.1
 
 
 @pytest.mark.usefixtures("raw")
 def test_kept_spreads_of_repeats_come_out() -> None:
-    made = calibration.repeats()
+    made = calibration.repeats_frame()
     committed.same(made, "measured", "server_repeats.csv")
     assert made["repeats"].min() >= 3
 
 
 @pytest.mark.usefixtures("raw")
 def test_kept_chips_are_those_of_mlperf() -> None:
-    kept, found = calibration.read("server_chips"), servers.offline()
+    kept, found = calibration.read("server_chips"), servers.offline_frame()
     assert kept["gpu"].tolist() == found["gpu"].tolist()
     np.testing.assert_allclose(kept["tokens_per_s"], found["tokens_per_s"], atol=0.01)
     errors = 100.0 * (kept["simulated"] / kept["tokens_per_s"] - 1.0)
@@ -97,7 +97,7 @@ def test_kept_chips_are_those_of_mlperf() -> None:
 
 
 def test_the_public_comparison_has_every_run_once() -> None:
-    found = calibration.public()
+    found = calibration.published_frame()
     kept = [calibration.read(name) for name in ("servers", "expert_servers")]
     assert found["runs"].sum() == sum((rows["test"] == "default").sum() for rows in kept)
     assert not found.duplicated(["gpu", "llm", "engine"]).any()
@@ -110,7 +110,7 @@ def test_the_public_comparison_has_every_run_once() -> None:
 
 
 def test_the_public_comparison_says_what_was_fitted_and_its_floor() -> None:
-    rows = calibration.public().set_index(["gpu", "llm", "engine"])
+    rows = calibration.published_frame().set_index(["gpu", "llm", "engine"])
     fitted = {
         ("H100-SXM", "Llama-3-8B", "vllm"): "overheads",
         ("H100-SXM", "gpt-oss-120b", "vllm"): "nothing",

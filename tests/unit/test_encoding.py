@@ -28,7 +28,7 @@ class Tree:
     height: float = math.inf
     where: tuple[tuple[str, int], ...] = ()
     pairs: dict[tuple[str, str], float] = field(default_factory=dict)
-    books: tuple[object, ...] = field(default=(), compare=False)
+    prefix_index: tuple[object, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if self.height < 0:
@@ -47,13 +47,13 @@ def again(value: object, shared: Sequence[type] = (Leaf,)) -> object:
 
 def test_a_value_comes_back_with_every_digit() -> None:
     leaf = Leaf("oak", np.array([0.1 + 0.2, math.nan, -math.inf]))
-    tree = Tree(leaf, leaf, where=(("a", 1),), pairs={("a", "b"): 1 / 3}, books=(object(),))
+    tree = Tree(leaf, leaf, where=(("a", 1),), pairs={("a", "b"): 1 / 3}, prefix_index=(object(),))
     found = again(tree)
     assert isinstance(found, Tree)
     np.testing.assert_array_equal(found.leaf.weights, leaf.weights)
     assert found.leaf is found.other  # written once, and one object again
     assert (found.height, found.where, found.pairs) == (math.inf, tree.where, tree.pairs)
-    assert found.books == ()  # no part of the value
+    assert found.prefix_index == ()  # no part of the value
 
 
 def test_equal_values_are_shared_though_they_are_not_one_object() -> None:

@@ -185,7 +185,7 @@ def test_any_engine_may_mix() -> None:
 def test_improvements_keep_the_rules() -> None:
     asked = [planner(name, LITTLE) for name in ("tensor-parallel search", "phase splitting")]
     found = portfolio(question(), effort=LITTLE, planners=asked)
-    assert found.played > 5
+    assert found.simulated > 5
     keeps_the_rules(found.plan, MIXED)
 
 

@@ -127,9 +127,9 @@ def test_balanced_ranks_beside_ranks_in_lockstep(rate: float, tpot: float, ttft:
     for name, prompt in (("whole", (inputs**2).sum() / inputs.sum()), ("shared", 0.0)):
         step = spread(8, prompt_tokens=float(prompt)).step_model()
         one = Replica("r", step, 10**7, 1.0, limits, gpu=H200, gpus=8)
-        played = simulate(Deployment("one", (one,)), trace, LeastTokens())
-        error = float(np.nanmean(played.tpot_s[several]) / later[several].mean() - 1)
-        seen[name] = error, float(played.ttft_s.mean() / first.mean() - 1)
+        simulated = simulate(Deployment("one", (one,)), trace, LeastTokens())
+        error = float(np.nanmean(simulated.tpot_s[several]) / later[several].mean() - 1)
+        seen[name] = error, float(simulated.ttft_s.mean() / first.mean() - 1)
     assert abs(seen["whole"][0]) < tpot
     assert abs(seen["whole"][1]) < ttft
     assert seen["shared"][0] < -0.25

@@ -210,9 +210,9 @@ def test_shares_come_back_from_times_of_kernels(
 
 def test_rows_of_a_model_are_left_out_by_its_shape() -> None:
     frame = fake_kernels(1.0, 1.0, 1e-5)
-    rest = expert_kernels.without(frame, llm("Qwen3-30B-A3B"))
+    rest = expert_kernels.left_out_frame(frame, llm("Qwen3-30B-A3B"))
     assert set(rest["hidden_size"]) == {4096}
-    assert len(expert_kernels.without(frame, llm("Mixtral-8x7B"))) == len(frame)
+    assert len(expert_kernels.left_out_frame(frame, llm("Mixtral-8x7B"))) == len(frame)
 
 
 @pytest.mark.skipif(not operators.available(), reason="the extra silicon is not installed")
@@ -220,7 +220,7 @@ def test_committed_shares_are_those_of_the_kernels() -> None:
     frame = pd.read_csv(paths.data("measured", "experts.csv"))
     kept = frame.set_index(["gpu", "engine", "type"]).loc[("H200-SXM", "sglang", "fp8")]
     made = expert_kernels.row(
-        "H200-SXM", "sglang", "fp8", expert_kernels.experts("H200-SXM", "sglang", "fp8")
+        "H200-SXM", "sglang", "fp8", expert_kernels.experts_frame("H200-SXM", "sglang", "fp8")
     )
     for name in ("compute_share", "bandwidth_share", "layer_us", "error_percent"):
         assert made[name] == pytest.approx(kept[name], rel=2e-2)
@@ -243,7 +243,7 @@ def test_runs_of_servers_are_met_without_their_gpu_or_model() -> None:
 
 def test_intervals_hold_runs_of_mixtures() -> None:
     """Nine of ten of all; a group is one GPU or two, which all runs leave or none."""
-    found, none = expert_runs.covered(), expert_runs.covered(1e-6)
+    found, none = expert_runs.coverage_frame(), expert_runs.coverage_frame(1e-6)
     assert found["runs"].sum() == 2 * 151
     for label in ("TPOT", "throughput"):
         assert 0.85 <= (found["runs"] * found[label]).sum() / found["runs"].sum() <= 0.96
@@ -256,7 +256,7 @@ def test_committed_errors_are_those_of_the_command(need) -> None:
     frame = pd.read_csv(paths.data("measured", "expert_servers.csv"))
     kept = frame[frame["test"] == "default"].set_index(["gpu", "llm", "degree", "load"])["TPOT"]
     runs = [run for run in expert_runs.inferencemax() if run.gpu == "H200-SXM"]
-    made = servers.errors(runs).set_index(["gpu", "llm", "degree", "load"])["TPOT"]
+    made = servers.errors_frame(runs).set_index(["gpu", "llm", "degree", "load"])["TPOT"]
     assert len(made) == 30
     assert np.abs(made - kept[made.index]).max() < 0.2
 

@@ -220,7 +220,7 @@ def test_widgets_show_the_view_of_the_pure_function() -> None:
     pytest.importorskip("ipywidgets", reason="the lab extra is not installed")
     from hetero.apps.explorer import Explorer
 
-    shown = Explorer(cluster="heteroserve-4", rate_rps=10.0, played=300)
+    shown = Explorer(cluster="heteroserve-4", rate_rps=10.0, simulated=300)
     first = bytes(shown._figure.value)
     assert first.startswith(b"\x89PNG")
     shown.rate_rps.value = 30.0
@@ -238,7 +238,7 @@ def test_widgets_tell_what_cannot_be_served_and_recover() -> None:
     pytest.importorskip("ipywidgets", reason="the lab extra is not installed")
     from hetero.apps.explorer import Explorer
 
-    shown = Explorer(cluster="heteroserve-4", played=300)
+    shown = Explorer(cluster="heteroserve-4", simulated=300)
     shown.model.value = "Llama-3.1-405B"
     assert shown.view is None
     assert "fits no machine" in shown._text.value

@@ -12,7 +12,16 @@ from ruamel.yaml import YAML
 from test_export_cards import card
 
 from hetero.apps.cards.card import PlanCard
-from hetero.apps.export import Part, ServedEngine, Service, again, files, kubernetes, vllm, write
+from hetero.apps.export import (
+    Part,
+    ServedEngine,
+    Service,
+    files,
+    kubernetes,
+    read_back,
+    vllm,
+    write,
+)
 from hetero.apps.export.service import placed
 from hetero.errors import DataError, ExportError
 
@@ -108,7 +117,7 @@ def test_an_older_card_with_such_names_is_refused_when_it_is_read():
 def test_a_script_that_runs_anything_else_is_not_written():
     good = "#!/bin/sh\n# note\nA=1 vllm serve m --port 1 &\nwait\n"
     words = [("A=1", "vllm", "serve", "m", "--port", "1")]
-    assert again.script(good, words) == good
+    assert read_back.script(good, words) == good
     for bad in (
         good + "touch x\n",
         good.replace("--port 1", "--port 1; touch x"),
@@ -119,14 +128,14 @@ def test_a_script_that_runs_anything_else_is_not_written():
         good + "if\n",
     ):
         with pytest.raises(ExportError, match="does not read as it was meant"):
-            again.script(bad, words)
+            read_back.script(bad, words)
 
 
 def test_a_manifest_with_another_document_is_not_written():
-    assert again.yaml("a: 1\n", [{"a": 1}])
+    assert read_back.yaml("a: 1\n", [{"a": 1}])
     for bad in ("a: 1\n---\nb: 2\n", "a: 2\n", "a: [", "a: 1\na: 1\n"):
         with pytest.raises(ExportError, match="does not read as it was meant"):
-            again.yaml(bad, [{"a": 1}])
+            read_back.yaml(bad, [{"a": 1}])
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def _contest() -> pd.DataFrame:
 
 
 def test_bars_of_a_contest_keep_the_intervals_of_the_table():
-    figure = contest_figures.bars(_contest(), [("one", "m", "w")])
+    figure = contest_figures.bars_figure(_contest(), [("one", "m", "w")])
     axis, told = figure.axes[0], figure.legends[0].get_texts()
     assert [text.get_text() for text in told] == ["no plan", "bound"]
     assert [patch.get_width() for patch in axis.patches][:2] == [10.0, 5.0]
@@ -77,18 +77,20 @@ def test_bars_of_a_contest_keep_the_intervals_of_the_table():
     assert spans == [[8.0, 12.0], [0.0, 11.0]]  # no goodput is below 0
     crosses = [line for line in axis.lines if line.get_marker() == "x" and len(line.get_xdata())]
     assert len(crosses) == 1  # of the planner without a plan
-    empty = contest_figures.bars(_contest(), [])  # where only fleets of equal price take part
+    empty = contest_figures.bars_figure(
+        _contest(), []
+    )  # where only fleets of equal price take part
     assert not any(axis.get_visible() for axis in empty.axes)
 
 
 def test_winners_of_a_contest_are_framed_and_missing_plans_dashed():
-    axis = contest_figures.winners(_contest()).axes[0]
+    axis = contest_figures.winners_figure(_contest()).axes[0]
     assert sorted(text.get_text() for text in axis.texts) == ["-", "100", "50"]
     assert len(axis.patches) == 1
 
 
 def test_standings_show_a_point_per_case_that_is_served():
-    axis = contest_figures.standings(_contest()).axes[0]
+    axis = contest_figures.standings_figure(_contest()).axes[0]
     points = [drawn.get_offsets()[:, 0].tolist() for drawn in axis.collections]
     assert [one for one in points if one] == [[100.0], [50.0]]
 
@@ -99,7 +101,7 @@ def test_the_same_figure_has_the_same_bytes_and_leaves_style_and_chance_alone():
     for _ in range(2):
         state = np.random.get_state()[1].copy()  # noqa: NPY002
         file = io.BytesIO()
-        figure = contest_figures.standings(_contest())
+        figure = contest_figures.standings_figure(_contest())
         figure.savefig(file, format="svg", metadata={"Date": None})
         drawn.append(file.getvalue())
         assert (np.random.get_state()[1] == state).all()  # noqa: NPY002

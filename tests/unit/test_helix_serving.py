@@ -36,7 +36,7 @@ def ranked():
 
 
 def test_every_protocol_of_a_case_is_beside_what_the_artifact_prints(served):
-    table = hs.serving_table(served)
+    table = hs.serving_frame(served)
     assert list(table["serving"]) == 2 * [hs.OFFLINE, hs.HAND, hs.PRINTED]
     theirs = expected(f"{SETTING} helix", "offline")["decode_throughput"]
     assert table["Helix's simulator [tokens/s]"][0] == theirs
@@ -44,7 +44,7 @@ def test_every_protocol_of_a_case_is_beside_what_the_artifact_prints(served):
 
 
 def test_errors_are_those_of_the_pairs(served):
-    pairs = hs.compared(served)
+    pairs = hs.comparison_frame(served)
     fig, errors = hs.agreement(pairs)
     off = (pairs["ours"] / pairs["published"] - 1).abs()
     first = off[pairs["quantity"] == hs.SIMULATOR]
@@ -59,10 +59,10 @@ def test_errors_are_those_of_the_pairs(served):
 
 def test_plans_are_ranked_by_what_they_decode(study, ranked):
     published = study.placement(placement("small-10 30B helix"))
-    (row,) = hs.gains({"small": ranked}, {"small": published}).itertuples(index=False)
+    (row,) = hs.gains_frame({"small": ranked}, {"small": published}).itertuples(index=False)
     assert row[5] == max(one.serving.decode_tps for one in ranked.ranked)
     assert row[5] >= row[2]
-    left, right = hs.flow_and_delivered({"small": ranked}, {"small": published}).axes
+    left, right = hs.flow_and_throughput_figure({"small": ranked}, {"small": published}).axes
     for lines in (left.lines[:2], right.lines):
         assert sum(len(line.get_xdata()) for line in lines) == len(ranked.ranked)
     told = [text.get_text() for text in left.get_figure().legends[0].get_texts()]
@@ -110,11 +110,11 @@ def test_schedulers_and_the_links_that_congest():
     assert len(links) == 24
     worst = links.groupby(["cluster", "scheduler"], sort=False)["prompts waited [s]"]
     assert list(worst.apply(lambda w: w.fillna(0.0).mean())) == pytest.approx(list(table["waited"]))
-    (bars,) = hs.schedulers(table).axes
+    (bars,) = hs.schedulers_figure(table).axes
     assert [len(group) for group in bars.containers] == [2, 2, 2, 2]
     congested = links[(links["cluster"] == "geo-24") & links["scheduler"].isin(["swarm", "random"])]
     worst_pairs = set(zip(congested["from"], congested["to"], strict=True))
-    (plan,) = hs.congestion(links).axes
+    (plan,) = hs.congestion_figure(links).axes
     waits = [text.get_text() for text in plan.texts if " s" in text.get_text()]
     assert len(waits) == len(worst_pairs)
     rows = {row["claim"]: row["value"] for row in hs.scheduler_claims(table)}

@@ -60,7 +60,7 @@ def test_rows_are_selected_by_column_and_setting():
     rows = pd.DataFrame({"setting": ["a, b", "a, b", "c, d"], "k": [2, 1, 2], "x": [1.0, 2.0, 3.0]})
     assert hs.values(rows, "x", k=2).tolist() == [1.0, 3.0]
     assert hs.grid(hs.at(rows, ("a", "b")), "k", "x").tolist() == [[1.0], [2.0]]
-    both = hs.joined({0.5: rows, 1.0: rows}, "factor")
+    both = hs.joined_frame({0.5: rows, 1.0: rows}, "factor")
     assert both["factor"].tolist() == [0.5] * 3 + [1.0] * 3
 
 
@@ -116,6 +116,6 @@ def test_contest_is_against_the_best_other_of_each_metric(study):
 
 
 def test_prefill_rates_are_those_of_table_4():
-    rates = hs.prefill_rates().set_index(["GPU", "batch"])
+    rates = hs.prefill_rates_frame().set_index(["GPU", "batch"])
     assert rates["Table 4 [tokens/s]"]["A100-SXM-80GB", 1] == pytest.approx(10_000)
     assert len(rates) == 6

@@ -79,10 +79,10 @@ def test_every_claim_but_those_of_other_measurements_has_a_value(runs, by_settin
 
 
 def test_survival_counts_the_settings_that_reproduce(by_setting):
-    table = results.survival(by_setting)
+    table = results.survival_frame(by_setting)
     verdicts = table.filter(like=": verdict")
     assert (verdicts == "reproduced").sum(axis=1).tolist() == table["reproduced in"].tolist()
-    fig = results.verdict_bars(table)
+    fig = results.verdict_bars_figure(table)
     assert sum(bar.get_width() for bar in fig.axes[0].patches) == 4 * len(table)
 
 
@@ -95,13 +95,13 @@ def test_notes_tell_reasons_and_the_other_settings(study, told, runs, by_setting
     assert reasons["heteroserve-31b"] == ""
     ablated = {name: told["switched"][name] for name in ("full", "no queue-awareness")}
     window = {"table1": windowed, "ablation": study.windowed(ablated, 10.0, 0.9)}
-    found = results.in_window(by_setting, window)
+    found = results.window_frame(by_setting, window)
     assert (found["verdict"] != found["its verdict"]).all()
     order = by_setting[SETTINGS[1]]["heteroserve-20"]
     said = results.elsewhere("heteroserve-20", by_setting, found)
     assert f"at 49.8 requests/s {order};" in said
     # The runs themselves in place of the window: nothing to tell.
-    same = results.in_window(by_setting, {key: runs[key] for key in window})
+    same = results.window_frame(by_setting, {key: runs[key] for key in window})
     assert same.empty
     assert "window" not in results.elsewhere("heteroserve-20", by_setting, same)
 
@@ -120,7 +120,7 @@ def test_static_weights_and_unbounded_queues_lose_most_of_the_throughput():
 
 
 def test_flips(runs):
-    row = results.flips(runs["table1"]).iloc[0]
+    row = results.flips_frame(runs["table1"]).iloc[0]
     assert (row["metric"], row["rival"]) == (TPS, "Oracle")
     # h / b - 1 = 2 s / (1 - s) with the symmetric error s.
     s = row["symmetric [%]"] / 100
@@ -129,7 +129,7 @@ def test_flips(runs):
 
 def test_figures_have_a_panel_per_metric_or_setting(study, told, runs):
     paper, both = told["paper"], told["paper"] | told["ours"]
-    fig = results.compared(runs["table1"], [*paper], [*told["readings"]], results.table1(), 6.4)
+    fig = results.bars_figure(runs["table1"], [*paper], [*told["readings"]], results.table1(), 6.4)
     titles = [axis.get_title() for axis in fig.axes]
     assert titles == ["Throughput", "SLO attainment", "P95 TTFT", "Beside the paper", "", ""]
     assert fig.axes[2].get_xscale() == "log"
@@ -139,7 +139,7 @@ def test_figures_have_a_panel_per_metric_or_setting(study, told, runs):
     assert [bar.get_width() for bar in fig.axes[0].patches] == pytest.approx(means)
     (published,) = [line for line in fig.axes[0].lines if line.get_label() == "published"]
     assert list(published.get_xdata()) == list(results.table1()[TPS].values())
-    fig = results.first_tokens(study, both, (MAIN, SETTINGS[2]))
+    fig = results.first_tokens_figure(study, both, (MAIN, SETTINGS[2]))
     assert len(fig.axes[0].lines) == len(both) + 1
-    fig = results.over_shares(runs["shares"], ("HeteroServe", "HeteroServe, long to H100"))
+    fig = results.shares_figure(runs["shares"], ("HeteroServe", "HeteroServe, long to H100"))
     assert [axis.get_title() for axis in fig.axes] == ["HeteroServe", "HeteroServe, long to H100"]

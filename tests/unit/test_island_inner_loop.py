@@ -30,8 +30,8 @@ def evaluated(solved):
     }
 
 
-def test_oddities_change_what_a_model_with_them_mended_says():
-    table = study.oddities()
+def test_quirks_change_what_a_model_with_them_mended_says():
+    table = study.quirks_frame()
     assert table["oddity mended"].iloc[-1] == "all mended"
     assert len(table) == 12
     usual, mended = (
@@ -40,7 +40,7 @@ def test_oddities_change_what_a_model_with_them_mended_says():
     )
     change = 100 * (mended / usual - 1)
     assert table["decode step, H20 [%]"].iloc[-1] == pytest.approx(change)
-    fig = draw.oddities(table)
+    fig = draw.quirks_figure(table)
     assert [axis.get_title() for axis in fig.axes] == [f"{what} [%]" for what in study.SEEN]
 
 
@@ -48,7 +48,7 @@ def test_the_most_divided_prefill_wins_as_printed():
     measured = study.benchmark64("H20", "prefill", "printed", LENGTHS)
     assert measured.length_tokens[[0, -1]].tolist() == [16, 8192]
     never, partly = study.fitting(study.benchmark64("H20", "decode", "thesis", LENGTHS))
-    table = study.best64(LENGTHS).set_index("GPU")
+    table = study.best64_frame(LENGTHS).set_index("GPU")
     assert table["decode configurations that never fit"]["H20"] == never
     assert table["that do not fit some lengths"]["H20"] == never + partly
     five, kinds, misfits = study.parallelism_claims(table.reset_index())
@@ -59,7 +59,7 @@ def test_the_most_divided_prefill_wins_as_printed():
 
 
 def test_solutions_use_every_island(solved):
-    table = study.solved_table(solved)
+    table = study.solution_frame(solved)
     assert len(table) == 16
     for (_, name), each in solved.items():
         assert sum(study.count(each.plan, phase) for phase in study.PHASES) == sum(
@@ -84,7 +84,7 @@ def test_islands_that_hold_no_weights_are_idle_where_these_must_fit():
 
 
 def test_evaluation_of_single_lengths(evaluated):
-    table = study.evaluated_table(evaluated)
+    table = study.evaluation_frame(evaluated)
     assert len(table) == 4
     above, below = study.halves(evaluated["a"], "prefill")
     assert min(above, below) >= 0
@@ -94,7 +94,7 @@ def test_evaluation_of_single_lengths(evaluated):
         assert row[f"evaluated {column} the middle [% of ranges]"] == 100 * value
 
 
-def test_a_played_plan_sustains_at_most_a_little_more_than_it_promises():
+def test_a_simulated_plan_sustains_at_most_a_little_more_than_it_promises():
     trace = workload.load("azure2023_code", "twin")
     row, plan = study.replay(trace, "code", 3200, True, 300, 0)
     assert row["plan [requests/s]"] == plan.served_rps
@@ -102,7 +102,7 @@ def test_a_played_plan_sustains_at_most_a_little_more_than_it_promises():
     sustained = [value for name, value in row.items() if name.startswith("sustained")]
     assert len(sustained) == 3
     other = row | {"mean output": "one for all"}
-    axis = draw.replayed(pd.DataFrame([other, row])).axes[0]
+    axis = draw.replay_figure(pd.DataFrame([other, row])).axes[0]
     heights = np.array([bar.get_height() for bar in axis.containers[0]])
     assert heights.tolist() == pytest.approx([sustained[0]] * 2)
     labels = [text.get_text() for text in axis.get_xticklabels()]
@@ -111,22 +111,24 @@ def test_a_played_plan_sustains_at_most_a_little_more_than_it_promises():
 
 def test_figures_have_a_panel_per_gpu_or_layout(solved, evaluated):
     layouts = [f"layout ({name})" for name in LAYOUTS]
-    assert [axis.get_title() for axis in draw.prefill64(LENGTHS).axes[:6]] == list(SHOWN)
-    assert [axis.get_title().split(":")[0] for axis in draw.decode64(LENGTHS).axes] == list(SHOWN)
+    assert [axis.get_title() for axis in draw.prefill64_figure(LENGTHS).axes[:6]] == list(SHOWN)
+    assert [axis.get_title().split(":")[0] for axis in draw.decode64_figure(LENGTHS).axes] == list(
+        SHOWN
+    )
     for fig in (
-        draw.readings(solved),
-        draw.rates(solved),
-        draw.assignment(solved, WIDTH),
-        draw.throughput(solved, WIDTH),
+        draw.readings_figure(solved),
+        draw.rates_figure(solved),
+        draw.assignment_figure(solved, WIDTH),
+        draw.throughput_figure(solved, WIDTH),
     ):
         assert [axis.get_title() for axis in fig.axes[:4]] == layouts
-    for axis in draw.assignment(solved, WIDTH).axes:  # islands give out their whole time
+    for axis in draw.assignment_figure(solved, WIDTH).axes:  # islands give out their whole time
         assert sum(p.get_height() for bars in axis.containers for p in bars) == pytest.approx(100)
-    assert [axis.get_title() for axis in draw.evaluated(evaluated).axes] == layouts[:2]
+    assert [axis.get_title() for axis in draw.evaluation_figure(evaluated).axes] == layouts[:2]
     where = study.islands("thesis", WIDTH).ranges
-    axis = draw.lengths(where, WIDTH).axes[0]
+    axis = draw.lengths_figure(where, WIDTH).axes[0]
     assert sum(bar.get_height() for bar in axis.patches) * WIDTH == pytest.approx(100)
     sizes = {skew: divide(100, 5, skew) for skew in (-5.0, -2.0, -1.0, 0.0, 1.0, 2.0, 5.0)}
-    left, right = draw.divided(sizes).axes
+    left, right = draw.division_figure(sizes).axes
     assert sum(bar.get_height() for bar in left.containers[0]) == 100
     assert right.lines[0].get_xdata().tolist() == list(sizes)

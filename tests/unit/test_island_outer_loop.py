@@ -44,7 +44,7 @@ def test_trials_are_one_search_per_seed_and_resumed_from_their_files(models, tmp
     assert len(list(tmp_path.iterdir())) == 2
     again = trials(SPACE, objective, "random", 2, 2)
     assert ends(again).tolist() == ends(searches).tolist()
-    fig = study.progress({2: searches, 4: searches}, "batch")
+    fig = study.progress_figure({2: searches, 4: searches}, "batch")
     assert [axis.get_title().split("\n")[0] for axis in fig.axes] == ["batch 2", "batch 4"]
     mean, best = fig.axes[1].lines
     assert mean.get_ydata()[-1] == pytest.approx(ends(searches).mean())
@@ -100,22 +100,22 @@ def test_w_and_tau_are_chosen_by_both_numbers_of_the_conversation_rows():
     ]  # fmt: skip
     columns = ["trace", "inventory", *study.PAIR, "r_total_rps", "d_total_rps"]
     scanned = pd.DataFrame(rows, columns=columns)
-    missed = study.misses(scanned)
+    missed = study.misses_frame(scanned)
     assert missed["conv"].tolist() == pytest.approx([1.0, np.log(2), np.log(2)])
     assert study.chosen(scanned) == (200, 0.5)
-    assert len(study.scanned(scanned).axes) == 3
+    assert len(study.scan_figure(scanned).axes) == 3
 
 
 def test_the_notebook_takes_what_the_scan_chose():
     section = schema.load().of("island_outer_loop")
-    assert study.chosen(study.committed()) == tuple(section[name] for name in study.PAIR)
+    assert study.chosen(study.committed_frame()) == tuple(section[name] for name in study.PAIR)
     assert section["price"] == study.PRICE
 
 
 def test_a_row_of_the_scan_comes_out_as_it_is_kept(monkeypatch):
     monkeypatch.setattr(study, "WIDTHS", (2000,))
     monkeypatch.setattr(study, "TAUS", (1.0,))
-    made, kept = study.scan(), study.committed()
+    made, kept = study.scan(), study.committed_frame()
     chosen = kept[(kept["width_tokens"] == 2000) & (kept["tau"] == 1)]
     assert made["r_total_rps"].tolist() == pytest.approx(chosen["r_total_rps"].tolist(), rel=2e-2)
 
@@ -129,8 +129,8 @@ def test_fleets_are_searched_and_solved(models, monkeypatch):
     table = fleets.table()
     thesis = table[table["reading"] == "thesis"]
     assert thesis["published R_total [req/s]"].tolist() == [176, 199, 139]
-    carried = thesis["load of the mix carried [req/s]"]
-    assert (carried <= thesis["bound [req/s]"] * (1 + 1e-6)).all()
+    served = thesis["load of the mix carried [req/s]"]
+    assert (served <= thesis["bound [req/s]"] * (1 + 1e-6)).all()
     assert table["R_total [req/s]"].isna().sum() == 3
     best = [plan.expected_rps for plan in fleets.plans("code", "a")]
     assert fleets.total_rps("code", "a").tolist() == best

@@ -215,7 +215,7 @@ def test_weights_must_fit_only_where_the_reading_says_so() -> None:
 
 def test_mended_batches_serve_what_the_rule_of_eight_drops() -> None:
     kept = sample().benchmark("H800", 12, "decode")
-    mended = sample(oddities=FAITHFUL.mend("d")).benchmark("H800", 12, "decode")
+    mended = sample(quirks=FAITHFUL.mend("d")).benchmark("H800", 12, "decode")
     gained = (mended.rps > 0) & (kept.rps == 0)
     assert gained.any()
     assert (mended.batch[gained] < 8).all()
@@ -272,7 +272,7 @@ def test_single_lengths_agree_with_ranges_at_the_middle() -> None:
 
 def test_traces_bring_their_lengths_and_outputs() -> None:
     trace = workload.load("azure2023_code")
-    made = IslandModel.of_trace(trace, 400, oddities=CORRECTED)
+    made = IslandModel.of_trace(trace, 400, quirks=CORRECTED)
     assert made.output_tokens == round(float(trace.output_tokens.mean()))
     assert made.max_output_tokens == trace.output_tokens.max()
     assert (made.ranges.share > 0).all()
@@ -290,7 +290,7 @@ def test_gpus_and_models_of_ones_own() -> None:
     rates = made.rates([("mine", 16), ("H200-SXM", 16)])
     assert rates.gpus == ("mine", "H200-SXM")
     assert (rates.decode_rps[0] > rates.decode_rps[1]).all()
-    dense = sample(model=llm("Llama-3.1-70B"), oddities=CORRECTED).rates([("H100-SXM", 4)])
+    dense = sample(model=llm("Llama-3.1-70B"), quirks=CORRECTED).rates([("H100-SXM", 4)])
     assert (dense.decode_rps > 0).all()
 
 

@@ -1,4 +1,4 @@
-"""Plans of islands, played."""
+"""Plans of islands, simulated."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def test_a_plan_carries_what_it_promises() -> None:
     model = IslandModel.of_trace(trace, 500)
     plan = solve(model.rates(LAYOUT), LAYOUT)
     assert {g.phase for g in plan.groups} == {"prefill", "decode"}
-    played = deployment(model, plan)
+    simulated = deployment(model, plan)
     for among in ("shares", "load"):
-        found = saturation(played, trace, router(model, plan, among=among))  # type: ignore[arg-type]
+        found = saturation(simulated, trace, router(model, plan, among=among))  # type: ignore[arg-type]
         assert found.rate_rps == pytest.approx(plan.served_rps, rel=0.03)
     # Each prefill group is as busy as planned.
-    run = simulate(played, trace.rescale(rate_rps=plan.served_rps), router(model, plan))
+    run = simulate(simulated, trace.rescale(rate_rps=plan.served_rps), router(model, plan))
     span_s = len(trace) / plan.served_rps
     busy = [
         b / span_s
-        for b, r in zip(run.replicas["busy_s"], played.replicas, strict=True)
+        for b, r in zip(run.replicas["busy_s"], simulated.replicas, strict=True)
         if r.role == "prefill"
     ]
     assert busy == pytest.approx([1.0] * len(busy), abs=0.01)
@@ -57,15 +57,15 @@ def test_a_plan_carries_what_it_promises() -> None:
 def test_replicas_are_the_groups_of_the_chosen_parallelism() -> None:
     model = IslandModel.of_trace(mixed(), 500)
     plan = solve(model.rates(LAYOUT), LAYOUT)
-    played = deployment(model, plan, engine=Engine(admission="paged"))
+    simulated = deployment(model, plan, engine=Engine(admission="paged"))
     gpus = dict.fromkeys(("prefill", "decode"), 0)
-    for replica in played.replicas:
+    for replica in simulated.replicas:
         gpus[replica.role] += replica.gpus
         assert replica.kv_bytes_per_token == 61 * 576
     for phase in ("prefill", "decode"):
         used = [g for g in plan.of(phase) if g.share.any()]  # type: ignore[arg-type]
         assert gpus[phase] == sum(g.count * g.island.size for g in used)
-    decode = next(r for r in played.replicas if r.role == "decode")
+    decode = next(r for r in simulated.replicas if r.role == "decode")
     island = next(g.island for g in plan.of("decode"))
     latency = model.latency(island.gpu)
     # tp1 dp1: every GPU holds what its weights leave, and up to 1,024 requests.
@@ -80,10 +80,10 @@ def test_replicas_are_the_groups_of_the_chosen_parallelism() -> None:
 def test_one_request_takes_the_time_of_the_latency_model() -> None:
     model = IslandModel.of_trace(fixed(10, 1000, 100), 2000)
     plan = solve(model.rates(LAYOUT), LAYOUT)
-    played = deployment(model, plan)
-    run = simulate(played, fixed(1, 1000, 100), router(model, plan))
+    simulated = deployment(model, plan)
+    run = simulate(simulated, fixed(1, 1000, 100), router(model, plan))
     row = run.requests[0]
-    first, last = (played.replicas[row[k]] for k in ("node", "decode_node"))
+    first, last = (simulated.replicas[row[k]] for k in ("node", "decode_node"))
     assert first.gpu is not None
     assert last.gpu is not None
     found = model.benchmark(
@@ -105,13 +105,13 @@ def test_requests_stay_with_the_islands_of_their_range() -> None:
     trace = mixed()
     model = IslandModel.of_trace(trace, 500)
     plan = solve(model.rates(LAYOUT), LAYOUT)
-    played = deployment(model, plan)
-    run = simulate(played, trace.rescale(rate_rps=0.9 * plan.served_rps), router(model, plan))
+    simulated = deployment(model, plan)
+    run = simulate(simulated, trace.rescale(rate_rps=0.9 * plan.served_rps), router(model, plan))
     assert run.counts == {"finished": 4000, "rejected": 0}
     ranges = model.ranges.index(trace.input_tokens)
     flow = plan.flow_rps("prefill")
     names = [f"prefill {g.island.size}x{g.island.gpu}" for g in plan.of("prefill")]
-    went = np.array([played.replicas[k].name.rsplit(" ", 1)[0] for k in run.requests["node"]])
+    went = np.array([simulated.replicas[k].name.rsplit(" ", 1)[0] for k in run.requests["node"]])
     for j in range(len(model.ranges)):
         share = flow[:, j] / flow[:, j].sum()
         found = [float(np.mean(went[ranges == j] == name)) for name in names]
@@ -121,9 +121,9 @@ def test_requests_stay_with_the_islands_of_their_range() -> None:
 def test_equal_islands_in_separate_groups_have_names_of_their_own() -> None:
     model = IslandModel.of_trace(mixed(), 500)
     plan = solve(model.rates(LAYOUT), LAYOUT, "flow")
-    played = deployment(model, plan)
-    assert len({r.name for r in played.replicas}) == len(played.replicas)
-    run = simulate(played, mixed().head(100), router(model, plan))
+    simulated = deployment(model, plan)
+    assert len({r.name for r in simulated.replicas}) == len(simulated.replicas)
+    run = simulate(simulated, mixed().head(100), router(model, plan))
     assert run.counts["finished"] == 100
 
 

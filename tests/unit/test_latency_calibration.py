@@ -174,14 +174,14 @@ def test_variants_and_unmeasured_gpus_are_estimated():
 
 def test_pcie_links_of_one_generation_lend_each_other():
     # V100 was measured alone; L4 and T4 of the same tables in twos and fours.
-    frame = efficiencies.calibrated().set_index(["source", "gpu"])["link_efficiency"]
+    frame = efficiencies.fitted_frame().set_index(["source", "gpu"])["link_efficiency"]
     lent = efficiencies.efficiency(gpu("V100-16GB"), "helix").link_efficiency
     assert lent == pytest.approx((frame["helix", "L4"] + frame["helix", "T4"]) / 2, rel=1e-3)
 
 
 def test_without_access_to_each_others_memory_the_host_limits_a_link():
     # T4 and L4 reach the same bandwidth on links of 16 and 32 GB/s.
-    frame = efficiencies.calibrated().set_index(["source", "gpu"])["link_efficiency"]
+    frame = efficiencies.fitted_frame().set_index(["source", "gpu"])["link_efficiency"]
     t4, l4 = 16 * frame["helix", "T4"], 32 * frame["helix", "L4"]
     assert t4 == pytest.approx(l4, rel=0.03)
     for name in ("RTX-3090Ti", "RTX-3090", "RTX-5090"):

@@ -22,9 +22,9 @@ def test_every_gpu_has_a_stated_error() -> None:
 
 
 def test_less_known_gpus_have_larger_errors() -> None:
-    measured_, calibrated, _, carried = map(expected.error_of, expected.LEVELS)
+    measured_, calibrated, _, borrowed = map(expected.error_of, expected.LEVELS)
     for phase in ("prefill", "decode"):
-        sds = [getattr(e, f"{phase}_sd") for e in (measured_, calibrated, carried)]
+        sds = [getattr(e, f"{phase}_sd") for e in (measured_, calibrated, borrowed)]
         assert sds == sorted(sds)
 
 
@@ -35,7 +35,7 @@ def test_held_out_rows_are_errors_of_fits_without_the_model(need) -> None:
     own = next(t for t in tables if t.llm == "Llama-2-70B" and t.tensor_parallel == 1)
     efficiency = roofline_calibration.calibrate(rest, hold_out=False).efficiency
     error = np.log(roofline_fit.predict(own, efficiency) / own.seconds)[own.decode]
-    frame = expected.held_out()
+    frame = expected.held_out_frame()
     row = frame[
         (frame["level"] == "calibrated")
         & (frame["gpu"] == "L4")
@@ -53,7 +53,7 @@ def test_carried_efficiencies_do_not_know_their_chip() -> None:
     assert (
         a100.values.tolist() == roofline_calibration.without_chip("A100-SXM-40GB").values.tolist()
     )
-    frame = expected.calibrated()
+    frame = expected.fitted_frame()
     others = frame[~frame["gpu"].str.startswith("A100")]
     assert others["compute_efficiency"].min() <= a100.compute_efficiency
     assert a100.compute_efficiency <= others["compute_efficiency"].max()
@@ -62,12 +62,12 @@ def test_carried_efficiencies_do_not_know_their_chip() -> None:
 @pytest.mark.parametrize("level", ["calibrated", "carried"])
 def test_intervals_hold_what_they_say(level) -> None:
     """On steps of chips that took no part in making them, settings and not repeats."""
-    found = roofline_calibration.coverage(level)
+    found = roofline_calibration.coverage_frame(level)
     assert found["rows"].sum() >= 200
     pooled = float((found["covered"] * found["rows"]).sum() / found["rows"].sum())
     assert 0.85 <= pooled <= 0.95
     assert bool((found["low"] < 1).all() and (found["high"] > 1).all())
-    half = roofline_calibration.coverage(level, 0.5)
+    half = roofline_calibration.coverage_frame(level, 0.5)
     narrower = float((half["covered"] * half["rows"]).sum() / half["rows"].sum())
     assert 0.35 < narrower < 0.65
 

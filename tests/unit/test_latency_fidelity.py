@@ -18,7 +18,7 @@ from pipelines.studies import fidelity
 
 
 def test_errors_are_those_of_the_models() -> None:
-    found = fidelity.row_errors("splitwise", most_batch=16, most_tokens=2048)
+    found = fidelity.row_errors_frame("splitwise", most_batch=16, most_tokens=2048)
     table = next(t for t in measured.splitwise() if t.label == "Llama-2-70B on H100-SXM x4")
     rows = found[(found["gpu"] == "H100-SXM") & (found["llm"] == "Llama-2-70B")]
     rows = rows[rows["degree"] == 4]
@@ -36,7 +36,7 @@ def test_errors_are_those_of_the_models() -> None:
 
 
 def test_affine_fits_err_more_beyond_their_range() -> None:
-    found = fidelity.row_errors("aiconfigurator")
+    found = fidelity.row_errors_frame("aiconfigurator")
     size = fidelity.summarise(found, ["model", "phase", "inside"]).set_index(
         ["model", "phase", "inside"]
     )["mape"]
@@ -45,11 +45,11 @@ def test_affine_fits_err_more_beyond_their_range() -> None:
 
 
 def test_helix_has_one_length_and_no_affine_fit() -> None:
-    assert set(fidelity.row_errors("helix")["model"]) == {"roofline"}
+    assert set(fidelity.row_errors_frame("helix")["model"]) == {"roofline"}
 
 
 def test_groups_are_summarised() -> None:
-    found = fidelity.row_errors("helix")
+    found = fidelity.row_errors_frame("helix")
     table = fidelity.summarise(found, ["gpu", "phase"])
     assert table["rows"].sum() == len(found)
     one = found[(found["gpu"] == "T4") & (found["phase"] == "decode")]["error_percent"]

@@ -15,14 +15,14 @@ from pipelines.docs import build
 
 
 def test_every_gpu_has_a_row_with_its_error() -> None:
-    rows = {row[0]: row for row in known.known().rows}
+    rows = {row[0]: row for row in known.gpus_table().rows}
     assert list(rows) == [gpu.name for gpu in gpus()]
     for name, row in rows.items():
         assert row[5] == expected_error(name).decode_p90_percent
 
 
 def test_rows_say_what_the_tables_hold() -> None:
-    rows = {row[0]: row for row in known.known().rows}
+    rows = {row[0]: row for row in known.gpus_table().rows}
     assert rows["T4"][2] == "layers: LLaMA-1-30B, Llama-2-70B"
     assert "steps: BLOOM-176B, Llama-2-70B" in rows["H100-SXM"][2]
     assert rows["RTX-4090"][2] == "layers: Llama-3.1-8B; servers: vllm 0.8.5"
@@ -38,7 +38,7 @@ def test_rows_say_what_the_tables_hold() -> None:
 def test_gpus_of_runs_of_servers_are_not_assumed() -> None:
     frame = pd.read_csv(paths.data("measured", "efficiencies.csv"))
     own = frame[~frame["grid"].isin(["published", "package"])].set_index("gpu")
-    rows = {row[0]: row[2:4] for row in known.known().rows}
+    rows = {row[0]: row[2:4] for row in known.gpus_table().rows}
     for name, error in own["decode_held_out_llm_mape_percent"].items():
         measured, other = rows[str(name)]
         assert f"servers: {own['engine'][name]}" in measured

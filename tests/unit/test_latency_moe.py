@@ -130,7 +130,7 @@ def test_fp4_units_are_for_the_products_of_a_layer() -> None:
     assert float(got.dense_attention_ms) == pytest.approx(g / f4 + a / f16 / 0.7)
 
 
-# Each oddity alone ------------------------------------------------------------------------------
+# Each quirk alone ------------------------------------------------------------------------------
 
 
 def test_a_dispatch_is_halved_with_fp4_only() -> None:
@@ -174,7 +174,7 @@ def test_d_a_batch_that_does_not_fit_is_cut() -> None:
 
 
 def test_e_the_table_of_efficiencies_ends() -> None:
-    with pytest.raises(ParameterError, match=r"65,535.*mend oddity e"):
+    with pytest.raises(ParameterError, match=r"65,535.*mend quirk e"):
         model("H800").efficiency(np.array([65536.0]))
     assert model("H800").efficiency(np.array([65535.0])).tolist() == [0.7]
     assert model("H800", "e").efficiency(np.array([1e9])).tolist() == [0.7]
@@ -273,7 +273,7 @@ def test_models_of_other_shapes() -> None:
 
 
 def test_dense_models_need_their_layers_divided() -> None:
-    with pytest.raises(ParameterError, match="mend at least oddity h"):
+    with pytest.raises(ParameterError, match="mend at least quirk h"):
         MoeModel(llm("Llama-3.1-70B"), moe_device("H200"))
     dense = MoeModel(llm("Llama-3.1-70B"), moe_device("H200"), CORRECTED)
     one, eight = (dense.prefill(4096, tp=tp, dp=1) for tp in (1, 8))

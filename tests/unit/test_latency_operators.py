@@ -65,6 +65,8 @@ def test_step_models_carry_their_error() -> None:
 @needs_extra
 def test_committed_all_reduce_is_what_the_package_gives() -> None:
     committed = pd.read_csv(paths.data("measured", "all_reduce.csv"))
-    pd.testing.assert_frame_equal(committed, measured_tables.all_reduce_knots(), check_dtype=False)
+    pd.testing.assert_frame_equal(
+        committed, measured_tables.all_reduce_knots_frame(), check_dtype=False
+    )
     for _, rows in committed.groupby("engine"):
         assert bool(np.all(np.diff(rows["message_bytes"]) > 0))

@@ -76,7 +76,7 @@ def test_a_decode_step_adds_up_from_the_files(raw_tables) -> None:
     ) == pytest.approx(total * 1e-6, rel=0.03)
 
 
-def test_mixed_rows_are_carried(raw_tables) -> None:
+def test_mixed_rows_are_kept(raw_tables) -> None:
     profile = raw_tables["RTX-PRO-6000-Server", "Llama-3.1-8B", 1]
     model = profiles.profiled_step("RTX-PRO-6000-Server", "Llama-3.1-8B").model
     n, b, cached, pairs = profile.step_arguments

@@ -23,7 +23,7 @@ def served(plans):
 
 def test_every_example_is_drawn_with_its_flow():
     flows = {name: FlowNetwork(one).max_flow() for name, one in two_regions()[1].items()}
-    axes = lp.examples(flows).axes
+    axes = lp.examples_figure(flows).axes
     assert len(axes) == 3
     titles = [axis.get_title(loc="left") + axis.get_title() for axis in axes]
     assert all(
@@ -32,14 +32,14 @@ def test_every_example_is_drawn_with_its_flow():
 
 
 def test_flows_equal_the_objectives_that_the_solver_printed():
-    table = lp.published_flows().dropna()
+    table = lp.published_flows_frame().dropna()
     ours, printed = table["flow [tokens/s]"], table["published objective [tokens/s]"]
     assert len(table) > 3
     assert np.allclose(ours, printed, rtol=1e-3)
 
 
 def test_pruning_leaves_fewer_variables():
-    table = lp.sizes()
+    table = lp.sizes_frame()
     assert list(table["cluster"]) == ["geo-24", "geo-24", "hetero-42", "hetero-42"]
     rows = {row["claim"]: row["value"] for row in lp.size_claims(table)}
     assert len(rows) == 12
@@ -51,30 +51,30 @@ def test_pruning_leaves_fewer_variables():
 
 def test_our_plan_beside_the_published_one(plans):
     (plan,) = plans.values()
-    row = lp.summary(plans).iloc[0]
+    row = lp.summary_frame(plans).iloc[0]
     assert row["best published [tokens/s]"] <= row["bound [tokens/s]"] * (1 + 1e-9)
     assert row["flow [tokens/s]"] == plan.tokens_per_s
     assert plan.tokens_per_s <= row["with partial inference [tokens/s]"]
     assert row["with partial inference [tokens/s]"] <= row["bound [tokens/s]"] * (1 + 1e-5)
-    (axis,) = lp.progress(plans).axes
+    (axis,) = lp.progress_figure(plans).axes
     assert axis.get_xlabel() == "solving time [s]"
     assert len(axis.lines) == 7  # best and bound of all three, and the optimum
     assert axis.get_xscale() == axis.get_yscale() == "log"
     flow = plan.best[0].flow
-    carried = lp.pipelines(flow, plan.problem.nodes, count=100)["flow [tokens/s]"]
-    assert carried.sum() == pytest.approx(flow.tokens_per_s)
+    found = lp.pipelines_frame(flow, plan.problem.nodes, count=100)["flow [tokens/s]"]
+    assert found.sum() == pytest.approx(flow.tokens_per_s)
     numbers = [row["claim"] for row in lp.plan_claims(plans)]
     assert numbers == ["helix-18", "helix-19a", "helix-19b"]
 
 
 def test_published_placements_are_served_and_compared(served):
     runs, use = served
-    table = lp.methods(runs, use)
+    table = lp.methods_frame(runs, use)
     assert list(table["placement"]) == 2 * [*lp.METHODS, "milp"]
     assert table["use by the flow [%]"].between(0, 100 + 1e-6).all()
-    (axis,) = lp.method_bars(table).axes
+    (axis,) = lp.method_bars_figure(table).axes
     assert [len(bars) for bars in axis.containers] == [2, 2, 2, 2]
-    assert len(lp.case_study(runs).axes) == 3
+    assert len(lp.case_study_figure(runs).axes) == 3
     printed = table.set_index(["cluster", "placement"])
     assert printed.loc[("geo-24", "swarm"), lp.PRINTED[0]] == 41.6
     assert printed.loc[("single-24", "petals"), lp.PRINTED[1]] == 194.5
@@ -91,7 +91,7 @@ def test_published_placements_are_served_and_compared(served):
 
 
 def test_the_program_as_solved_here_is_what_its_rows_say():
-    for setting, known in lp.milp_rows().groupby("setting"):
+    for setting, known in lp.milp_frame().groupby("setting"):
         assert known["seconds"].is_monotonic_increasing
         assert known["bound"].is_monotonic_decreasing
         assert (known[["command", "machine", "date"]] != "").all(axis=None)
@@ -105,7 +105,7 @@ def test_the_program_as_solved_here_is_what_its_rows_say():
 def test_pruning_and_starts(served):
     decoded, reached_s = lp.ablation(served[0])
     assert list(decoded.index) == list(reached_s.index) == ["geo-24", "hetero-42"]
-    left, right = lp.ablation_bars(decoded, reached_s).axes
+    left, right = lp.ablation_bars_figure(decoded, reached_s).axes
     assert [len(bars) for bars in left.containers + right.containers] == [2, 2, 2, 2]
     heights = [bar.get_height() for bar in right.containers[0]]
     assert heights == pytest.approx(reached_s["heuristic start"] / 60)

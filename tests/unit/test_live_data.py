@@ -27,7 +27,7 @@ def found():
 
 
 def test_means_intervals_and_errors_are_those_of_the_repeats(found):
-    table = live_data.by_case(found).set_index("case")
+    table = live_data.cases_frame(found).set_index("case")
     for case, values in REAL.items():
         row = table.loc[case]
         assert row["repeats"] == 3
@@ -38,7 +38,7 @@ def test_means_intervals_and_errors_are_those_of_the_repeats(found):
 
 
 def test_gains_are_paired_by_repeat(found):
-    gains = live_data.gains(found, "round robin").set_index(["case", "origin"])
+    gains = live_data.gains_frame(found, "round robin").set_index(["case", "origin"])
     ratios = np.array(REAL["hetero"]) / np.array(REAL["round robin"])
     row = gains.loc[("hetero", "real")]
     assert row["ratio"] == pytest.approx(ratios.mean())
@@ -47,7 +47,7 @@ def test_gains_are_paired_by_repeat(found):
 
 
 def test_pairs_say_what_the_repeats_tell_and_whether_the_simulation_agrees(found):
-    pairs = live_data.pairs(found).set_index(["first", "second"])
+    pairs = live_data.pairs_frame(found).set_index(["first", "second"])
     assert len(pairs) == 3
     flipped = pairs.loc[("hetero", "workload")]
     # 80, 90, 85 against 82, 84, 86: no telling; simulated 93 against 82.3.
@@ -60,14 +60,14 @@ def test_pairs_say_what_the_repeats_tell_and_whether_the_simulation_agrees(found
 
 def test_a_missing_or_other_file_is_said(tmp_path):
     with pytest.raises(DataError, match=r"missing.*hetero bench live --record"):
-        live_data.runs(tmp_path / "live.csv")
+        live_data.runs_frame(tmp_path / "live.csv")
     (tmp_path / "live.csv").write_text("case,kind\na,b\n")
     with pytest.raises(DataError, match="'repeat' is missing"):
-        live_data.runs(tmp_path / "live.csv")
+        live_data.runs_frame(tmp_path / "live.csv")
 
 
 def test_what_is_recorded_is_whole():
-    runs = live_data.runs()
+    runs = live_data.runs_frame()
     assert set(runs["origin"]) == {"real", "simulated"}
     assert runs.groupby(["case", "repeat"])["origin"].nunique().eq(2).all()
     routers = runs[runs["kind"] == "router"]
@@ -79,10 +79,10 @@ def test_what_is_recorded_is_whole():
     spread = tokens.groupby(routers["repeat"]).agg(lambda x: x.max() / x.min())
     assert (spread < 1.001).all()
     assert (routers["span_s"] > 0).all()
-    rounds = live_data.profiles()
+    rounds = live_data.profiles_frame()
     fits = live_data.fits(rounds)
     assert list(fits) == ["small", "large"]
     slower = [float(fit.step.seconds(4, 4, 400, 0)) for fit in fits.values()]
     assert slower[0] < slower[1]
-    errors = live_data.step_errors(rounds)
+    errors = live_data.step_errors_frame(rounds)
     assert len(errors) == len(rounds)

@@ -15,10 +15,10 @@ ROUND_ROBIN = factories()["round-robin"]
 
 
 def test_ratios_are_those_of_the_published_runs(need):
-    kept = mixed_fleets.measured()
+    kept = mixed_fleets.measured_frame()
     assert kept["ratio"].between(0.9, 1.0).all()
     need(servers.DATASET)
-    pd.testing.assert_frame_equal(kept, mixed_fleets.derived())
+    pd.testing.assert_frame_equal(kept, mixed_fleets.fleets_frame())
     frame = servers.read("mlperf_v4.1_v5.1.csv")
     of = frame[(frame["submitter"] == "MangoBoost") & (frame["scenario"] == "Offline")]
     of = of.set_index("accelerators")["tokens_per_s"]
@@ -57,9 +57,9 @@ def test_distances_are_from_the_measured_ratio_of_the_scenario():
     scenarios = ("Offline, static", "Offline, static", "Server")
     told = zip(scenarios, "aba", (0.90, 0.94, 0.95), (np.nan, np.nan, 0.9), strict=True)
     rows = [(fleet, *one) for one in told]
-    found = mixed_fleets.beside(
+    found = mixed_fleets.comparison_frame(
         pd.DataFrame(rows, columns=["fleet", "scenario", "router", "ratio", "asked"])
     )
-    real = mixed_fleets.measured().set_index(["fleet", "scenario"])["ratio"]
+    real = mixed_fleets.measured_frame().set_index(["fleet", "scenario"])["ratio"]
     assert found["router"].tolist() == ["b", "a", "a"]
     assert found["off"].iloc[2] == pytest.approx(0.95 - real[fleet, "Server"])

@@ -1,4 +1,4 @@
-"""Who says nothing gets the same engine and the same predictor behind every door."""
+"""Who says nothing gets the same engine and the same predictor at every entry point."""
 
 from __future__ import annotations
 

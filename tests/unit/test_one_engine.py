@@ -1,4 +1,4 @@
-"""One replica has the same step times, room and limits behind every door, and one maker."""
+"""One replica has the same step times, room and limits at every entry point, and one maker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import hetero
 from hetero import catalog, workload
 from hetero.apps.cards.request import request
 from hetero.apps.explorer import explore
-from hetero.apps.serving.written import write
+from hetero.apps.serving.deployment_file import write
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Replica
 from hetero.planners.xiong import plan as xiong
@@ -54,7 +54,9 @@ def options(own: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(("gpu", "count", "model", "own"), CASES)
-def test_every_door_gives_one_replica_the_same(gpu, count, model, own, tmp_path, told) -> None:
+def test_every_entry_point_gives_one_replica_the_same(
+    gpu, count, model, own, tmp_path, told
+) -> None:
     fleet, llm = Cluster("one", (Machine("m", catalog.gpu(gpu), count),)), catalog.llm(model)
     question = request(fleet, model=llm, trace=CHATS, slo="ttft=2s", rate=1.0, **own).question
     planned = xiong.plan(question).deployment

@@ -31,7 +31,7 @@ def _planned() -> pd.DataFrame:
 
 
 def test_table_1_divides_what_a_gpu_has_by_its_price():
-    table = ps.table1().set_index("GPU")
+    table = ps.table1_frame().set_index("GPU")
     per_usd = table["corrected fp16 [TFLOPS]"] / table["price [$/h]"]
     assert np.allclose(table["corrected TFLOPS per $/h"], per_usd)
     assert list(table.index) == list(ps.NAMES) == list(ps.gpus_of("printed"))
@@ -39,12 +39,12 @@ def test_table_1_divides_what_a_gpu_has_by_its_price():
 
 
 def test_prices_are_drawn_for_the_gpus_that_are_rented():
-    prices = ps.prices()
+    prices = ps.prices_frame()
     assert len(prices) == 10
     assert (prices[["prefill [$/10^6]", "decode [$/10^6]"]] > 0).all(axis=None)
     order = ps.cheapest(prices, "corrected", "prefill")
     assert order.index("A40") < order.index("RTX-3090Ti")
-    axes = ps.price_bars(prices).axes
+    axes = ps.price_bars_figure(prices).axes
     assert [len(axis.patches) for axis in axes] == [8, 8]
     assert [axis.get_title(loc="left") or axis.get_title() for axis in axes] == [
         "prefill",
@@ -59,7 +59,7 @@ def test_decode_gains_from_batches_and_prefill_does_not():
     assert by_tokens[8192] < 1.2 * by_tokens[1024]
     assert by_requests[8] > 5 * by_requests[1]
     assert decode["fits"].iloc[0]
-    left, right = ps.batching_curves(prefill, decode).axes
+    left, right = ps.batching_curves_figure(prefill, decode).axes
     assert (left.get_xlabel(), right.get_xlabel()) == (
         "tokens in the batch",
         "requests in the batch",
@@ -67,8 +67,10 @@ def test_decode_gains_from_batches_and_prefill_does_not():
 
 
 def test_bandwidth_has_a_cell_for_every_pair_of_gpus():
-    house = cluster.cluster("thunderserve-a100-8")
-    fig = ps.bandwidths({"cloud": cluster.cluster("thunderserve-cloud-32"), "in house": house})
+    in_house = cluster.cluster("thunderserve-a100-8")
+    fig = ps.bandwidths_figure(
+        {"cloud": cluster.cluster("thunderserve-cloud-32"), "in house": in_house}
+    )
     assert "32 GPUs" in fig.axes[0].get_title(loc="left") + fig.axes[0].get_title()
     assert fig.axes[1].collections[0].get_array().size == 64
 
@@ -82,18 +84,18 @@ def test_every_division_of_the_replicas_is_simulated(told):
     assert told["fig6"][ps.TPS].iloc[0] == metrics(run).total_tps
     drawn = [
         [len(line.get_xdata()) for line in axis.lines if len(line.get_xdata())]
-        for axis in ps.throughput_curves(table).axes
+        for axis in ps.throughput_curves_figure(table).axes
     ]
     assert drawn == [[3, 3], [5, 5], [7, 7]]
 
 
 def test_claims_rank_the_workloads_by_their_best_division(told):
-    prices, (prefill, decode) = ps.prices(), ps.batching()
+    prices, (prefill, decode) = ps.prices_frame(), ps.batching()
     table = told["fig14"]
     assert len(table) == 2 * 7 * 2
     assert table["attainment [%]"].between(0, 100).all()
-    means = ps.mean_over_seeds(table, ["workload", "load"], "attainment [%]", "estimated [%]")
-    assert [len(axis.lines) for axis in ps.attainment_curves(means).axes] == [2, 2]
+    means = ps.means_frame(table, ["workload", "load"], "attainment [%]", "estimated [%]")
+    assert [len(axis.lines) for axis in ps.attainment_curves_figure(means).axes] == [2, 2]
     # Coding is best at 3 prefill replicas with every seed, conversation at 2.
     best = {"coding": 3, "conversation": 2}
     thrown = pd.DataFrame(
@@ -120,6 +122,6 @@ def test_plans_and_the_conclusions_that_hold(told):
     assert printed == catalog.gpu("RTX-A5000", preset="thunderserve") != fleet.machines[0].gpu
     plans = ps.plan_table({("printed", 1, "coding"): told["divide"](8, "coding", 1, 1.0)}, ["A40"])
     assert plans[["prefill replicas", "decode replicas"]].to_numpy().tolist() == [[1, 3]]
-    table = ps.conclusions(ps.prices(), _planned()).set_index("conclusion")
+    table = ps.conclusions_frame(ps.prices_frame(), _planned()).set_index("conclusion")
     assert (table.loc["plans put most A40 on prefill"] == "yes").all()
     assert (table.loc["coding plans have the larger share of prefill replicas"] == "yes").all()

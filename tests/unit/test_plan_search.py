@@ -108,10 +108,10 @@ def test_no_simulated_design_beats_its_bound(tpot_s: float | None) -> None:
 
 def test_larger_budgets_begin_with_the_same_designs_and_never_find_less() -> None:
     found = [improve([start()], QUESTION, seeds=(0,), designs=n) for n in (0, 10, 40, 2000)]
-    loads = [sum(one.carried_rps) for one in found]
+    loads = [sum(one.goodput_rps) for one in found]
     assert loads == sorted(loads)
     assert loads[-1] > loads[0]
-    assert all(one.played <= n for one, n in zip(found, (0, 10, 40, 2000), strict=True))
+    assert all(one.simulated <= n for one, n in zip(found, (0, 10, 40, 2000), strict=True))
     assert "the best of all 100 ways" in found[-1].proof
     said = found[1].proof.partition("; ")
     assert said[0] == "It is the best of 10 designs near those of the planners"
@@ -122,7 +122,7 @@ def test_larger_budgets_begin_with_the_same_designs_and_never_find_less() -> Non
 def test_the_same_plan_with_any_number_of_processes() -> None:
     one, two = (improve([start()], QUESTION, seeds=(0,), designs=100, jobs=n) for n in (1, 2))
     assert one.plan == two.plan
-    assert (one.carried_rps, one.changes, one.proof) == (two.carried_rps, two.changes, two.proof)
+    assert (one.goodput_rps, one.changes, one.proof) == (two.goodput_rps, two.changes, two.proof)
 
 
 @pytest.mark.parametrize("most", [(0, 15), pytest.param((0, 9, 15, 60), marks=pytest.mark.slow)])
@@ -135,9 +135,9 @@ def test_a_large_fleet_begins_with_what_is_best_for_a_part_of_it(
     plan = planner("tensor-parallel search").plan(large)
     begin = (plan, goodput(plan, large))
     found = [improve([begin], large, seeds=(0,), designs=n) for n in most]
-    loads = [sum(one.carried_rps) for one in found]
+    loads = [sum(one.goodput_rps) for one in found]
     assert loads == sorted(loads)
-    assert all(one.played <= n for one, n in zip(found, most, strict=True))
+    assert all(one.simulated <= n for one, n in zip(found, most, strict=True))
     assert not found[0].changes
     assert loads[-1] > 1.02 * loads[0]
     assert any(

@@ -444,20 +444,20 @@ def far(latency_s: float) -> cluster.Cluster:
 
 
 def test_the_way_between_regions_is_in_every_answer():
-    def carried(where: cluster.Cluster):
+    def goodput_at(where: cluster.Cluster):
         asked = request(where, model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0).question
         plan = planner("Mélange", LITTLE).plan(asked)
         load = asked.load(precision=0.05)
         return plan, sustained_rps(plan, load, seed=0)
 
     (_, alone), (_, beside), (away, less), (beyond, least) = (
-        carried(where)
+        goodput_at(where)
         for where in (far(0.0).part(far(0.0).machines[:1]), far(0.0), far(0.5), far(5.0))
     )
     # Five seconds there and five back: nothing that is served there comes in time.
     assert {machine for group in beyond.groups for machine, *_ in group.stages} == {"near"}
     assert least == pytest.approx(alone, rel=0.01)
-    # A second there and back leaves one for the first token: less is carried, but more than by one.
+    # A second there and back leaves one for the first token: less is served, but more than by one.
     assert alone < less <= 1.05 * beside
     assert {one.network_s for one in away.deployment.replicas} == {1e-4, 0.5}
 
@@ -484,7 +484,7 @@ def test_engines_are_as_asked_and_exports_follow(pair):
 def test_power_is_the_share_of_the_limits_that_public_runs_draw(card):
     gpus = TWO_KINDS.gpu_types
     limit_w = sum(one.count * gpus[one.gpu].tdp_w for one in card.sources)
-    rows = {(what, unit): value for what, value, unit in sections.power(card, gpus).rows}
+    rows = {(what, unit): value for what, value, unit in sections.power_table(card, gpus).rows}
     assert rows["power limits of its GPUs", "W"] == pytest.approx(limit_w)
     busy_w = rows["power while they are busy", "W"]
     assert busy_w == pytest.approx(sections.SHARES[1] * limit_w)
@@ -493,7 +493,7 @@ def test_power_is_the_share_of_the_limits_that_public_runs_draw(card):
     assert joules * tokens * card.goodput_rps.value == pytest.approx(busy_w)
     bare = {name: replace(gpu, tdp_w=None) for name, gpu in gpus.items()}
     with pytest.raises(ParameterError, match="gives no power limit"):
-        sections.power(card, bare)
+        sections.power_table(card, bare)
 
 
 def test_the_shares_of_the_power_limit_are_those_measured(need):

@@ -12,8 +12,8 @@ from engine_plans import as_in_papers
 from hetero import catalog, workload
 from hetero.apps.capacity import prices
 from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.outcome import dispatcher, outcome
 from hetero.apps.capacity.resilience import kinds_of_loss, resilience, spare
-from hetero.apps.capacity.trial import dispatcher, outcome
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.costs.cost import IN_PAPERS
 from hetero.deployment import Deployment

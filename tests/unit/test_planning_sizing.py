@@ -18,8 +18,8 @@ from hetero.apps.answers import fleets
 from hetero.apps.capacity import prices
 from hetero.apps.capacity.fluid import work_s
 from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.outcome import dispatcher, outcome
 from hetero.apps.capacity.sizing import Candidate, cheapest, cheapest_part
-from hetero.apps.capacity.trial import dispatcher, outcome
 from hetero.catalog import EngineName
 from hetero.cluster import find
 from hetero.costs.cost import IN_PAPERS, CostSettings

@@ -82,10 +82,10 @@ def test_the_risk_is_the_mean_over_the_states() -> None:
     attained[np.cumsum(share) < 1e-3] = 0.0
     assert found.attained == pytest.approx(share @ attained)
     assert found.usd_per_h == pytest.approx((2 + 0.4 * n * there) * here.offers[0].usd_per_h)
-    assert found.carried == pytest.approx(share[attained >= 0.9].sum())
+    assert found.time_met == pytest.approx(share[attained >= 0.9].sum())
     below = [value for value in attained if share[attained <= value].sum() >= 0.05]
     assert found.worst == pytest.approx(min(below))
-    assert spot_risk(here, {at: 2}, {at: n}, found.carried + 1e-6) is None
+    assert spot_risk(here, {at: 2}, {at: n}, found.time_met + 1e-6) is None
 
 
 def test_without_losses_it_is_a_fleet_on_demand_at_another_price() -> None:
@@ -97,22 +97,22 @@ def test_without_losses_it_is_a_fleet_on_demand_at_another_price() -> None:
     assert play_hours(market(1e-9), {}, {at: 5}, hours=1)[0] > 0.9
 
 
-def test_played_hours_lose_no_more_than_the_moments_say() -> None:
+def test_simulated_hours_lose_no_more_than_the_moments_say() -> None:
     here = market(losses_per_h=1.0)
     at = here.fluid.columns[0]
-    played = play_hours(here, {}, {at: 5}, hours=3, seed=5)
-    assert played == play_hours(here, {}, {at: 5}, hours=3, seed=5)
+    simulated = play_hours(here, {}, {at: 5}, hours=3, seed=5)
+    assert simulated == play_hours(here, {}, {at: 5}, hours=3, seed=5)
     risk = spot_risk(here, {}, {at: 5})
     # Ten minutes of too few machines in a row are the worst that a moment can be taken for.
-    assert np.mean(played) >= risk.attained - 0.1
+    assert np.mean(simulated) >= risk.attained - 0.1
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.9, 0.99])
 def test_no_mix_of_the_machines_is_cheaper(probability: float) -> None:
     here = market()
     at = here.fluid.columns[0]
-    found = cheapest_mix(here, probability, played_hours=1)
-    assert found.risk.carried >= probability
+    found = cheapest_mix(here, probability, simulated_hours=1)
+    assert found.risk.time_met >= probability
     price = here.offers[0].usd_per_h
     expected = 0.4 * price * availability(0.5, 900.0)
     firm, spot = found.on_demand.get(at, 0), found.spot.get(at, 0)

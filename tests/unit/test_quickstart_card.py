@@ -17,10 +17,10 @@ def test_the_picture_says_what_the_card_says() -> None:
     assert len(shares) == len(card.groups)
     assert shares.sum() == pytest.approx(100.0)
     figure = card_figure(card, run)
-    by_group, carried, latencies = figure.axes
+    by_group, delivered, latencies = figure.axes
     widths = [bar.get_width() for bar in by_group.patches]
     assert widths == pytest.approx(list(shares))
-    named = zip(carried.get_yticklabels(), carried.patches, strict=True)
+    named = zip(delivered.get_yticklabels(), delivered.patches, strict=True)
     drawn = {label.get_text(): bar.get_width() for label, bar in named}
     assert card.bound is not None
     assert drawn == {

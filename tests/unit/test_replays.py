@@ -23,7 +23,7 @@ def real():
 
 
 @pytest.mark.parametrize(
-    ("name", "make"), [("engine_runs", replays.summary), ("engine_run_load", replays.load)]
+    ("name", "make"), [("engine_runs", replays.summary_frame), ("engine_run_load", replays.load)]
 )
 def test_committed_summaries_are_what_the_files_give(real, name, make) -> None:
     committed.same(make(), "measured", f"{name}.csv")
@@ -112,7 +112,7 @@ def test_errors_are_simulated_over_measured() -> None:
 
 def test_committed_prototype_is_what_the_file_gives(need) -> None:
     need("helix_expected")
-    committed.same(replays.helix_prototype(), "measured", "helix_prototype.csv")
+    committed.same(replays.helix_prototype_frame(), "measured", "helix_prototype.csv")
 
 
 def test_helix_cluster_comes_near_on_the_whole() -> None:

@@ -76,11 +76,11 @@ def test_every_setting_is_served_and_summarised(bench, served):
     assert len(served) == 2 * 3 * len(RATES) * 2 * len(ROUTERS)
     ends = served[["done, v100 t=4 [s]", "done, v100 t=1 [s]"]]
     assert np.allclose(served[GAP], (ends.max(axis=1) - ends.min(axis=1)))
-    table = study.summary(served, ["link", "engine", RATE, "strategy"])
+    table = study.summary_frame(served, ["link", "engine", RATE, "strategy"])
     assert len(table) == len(served) / 2
     assert (table["low [tokens/s]"] <= table[TPS]).all()
     assert (table[TPS] <= table["high [tokens/s]"]).all()
-    wide = study.by_rate(served, ["link", "engine", "strategy"])
+    wide = study.rate_frame(served, ["link", "engine", "strategy"])
     assert list(wide.columns[3:]) == [f"{study.rate_name(rate)} [tokens/s]" for rate in RATES]
 
 

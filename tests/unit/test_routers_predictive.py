@@ -27,7 +27,7 @@ from tests.unit.router_states import check, fleet, handed_over, near, trace
 class Equation:
     """The cost as its docstring prints it, for engines that prefill first.
 
-    What replicas do at the moment is read from the state; books, averages and the regression of
+    What replicas do at the moment is read from the state; records, averages and the regression of
     true on predicted outputs are kept here.
     """
 

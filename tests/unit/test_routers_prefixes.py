@@ -43,8 +43,8 @@ def conversations(count=600, rate_rps=20.0, seed=0) -> Trace:
     )
 
 
-class Books:
-    """Least tokens less weighted hits, with books of its own in ordered dictionaries."""
+class PrefixIndex:
+    """Least tokens less weighted hits, with records of its own in ordered dictionaries."""
 
     def __init__(self, served, deployment, weight):
         ids, offsets = served.prefix_ids.tolist(), served.prefix_offsets.tolist()
@@ -85,13 +85,15 @@ class Books:
 @pytest.mark.parametrize("weight", [0.5, 4.0, np.inf])
 def test_decisions_are_those_of_a_plain_implementation(weight):
     deployment, served = fleet(ENGINE), conversations()
-    books = Books(served, deployment, weight)
-    decisions = check(CacheAware(hit_weight=weight), books, deployment, served)
+    prefix_index = PrefixIndex(served, deployment, weight)
+    decisions = check(CacheAware(hit_weight=weight), prefix_index, deployment, served)
     fast = simulate(deployment, served, CacheAware(hit_weight=weight))
     assert fast.requests["node"].tolist() == decisions.tolist()
-    assert np.isinf(weight) or books.differed > 20
-    # Some books were full, so that age counted.
-    assert any(len(kept) == size for kept, size in zip(books.kept, books.sizes, strict=True))
+    assert np.isinf(weight) or prefix_index.differed > 20
+    # Some records were full, so that age counted.
+    assert any(
+        len(kept) == size for kept, size in zip(prefix_index.kept, prefix_index.sizes, strict=True)
+    )
 
 
 def test_without_blocks_it_is_least_tokens():
@@ -101,7 +103,7 @@ def test_without_blocks_it_is_least_tokens():
         assert ours.requests["node"].tolist() == least.requests["node"].tolist()
 
 
-def test_the_books_foresee_what_the_caches_have():
+def test_the_prefix_index_foresees_what_the_caches_have():
     """They differ only by what was evicted, or not yet prefilled, when a prefill began."""
     run = simulate(fleet(ENGINE), conversations(2000), CacheAware())
     found, believed = run.requests["hit_tokens"], run.requests["believed_tokens"]
@@ -119,7 +121,7 @@ def test_it_hits_more_and_starts_sooner_than_rotation(router):
     assert metrics(ours).percentiles["ttft_s"][95] < metrics(rotation).percentiles["ttft_s"][95]
 
 
-def test_a_failed_replica_has_nothing_cached_in_the_books():
+def test_a_failed_replica_has_nothing_cached_in_the_prefix_index():
     served = conversations(40, rate_rps=1.0)
     fail_s = float(served.arrival_s[20])
 

@@ -19,12 +19,12 @@ from pipelines.studies import server_intervals, servers
 
 @pytest.fixture(scope="module")
 def frame():
-    return expected.servers_held_out()
+    return expected.servers_held_out_frame()
 
 
 @pytest.fixture(scope="module")
 def found():
-    return server_intervals.runs()
+    return server_intervals.runs_frame()
 
 
 def nvidia(rows):
@@ -33,7 +33,7 @@ def nvidia(rows):
 
 
 def test_coverage_has_a_row_per_group(found) -> None:
-    coverage = server_intervals.coverage()
+    coverage = server_intervals.coverage_frame()
     wanted = ["test", "source", "gpu", "kind", "quantity", "runs", "covered", "width_percent"]
     assert list(coverage.columns) == wanted
     assert coverage["runs"].sum() == len(found)
@@ -117,7 +117,7 @@ def test_an_interval_changes_with_the_runs_of_others_alone(frame, monkeypatch) -
     before = {g: error_of("calibrated", without=("gpu", g)) for g in ("A100-SXM-40GB", "RTX-4090")}
     worse = frame.copy()
     worse.loc[worse["gpu"] == "A100-SXM-40GB", "step"] *= 10.0
-    monkeypatch.setattr(expected, "servers_held_out", lambda: worse)
+    monkeypatch.setattr(expected, "servers_held_out_frame", lambda: worse)
     parts = (expected.error_of, expected._engine_part, expected._front_part)
     try:
         for part in parts:

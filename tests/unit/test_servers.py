@@ -38,14 +38,14 @@ def raw(need):
 
 
 def test_a_batch_takes_its_steps() -> None:
-    (row,) = servers.errors([BATCH], lambda _: STEP).to_dict("records")
+    (row,) = servers.errors_frame([BATCH], lambda _: STEP).to_dict("records")
     assert row["E2E"] == pytest.approx(0.0, abs=1e-9)
     assert row["throughput"] == pytest.approx(0.0, abs=1e-9)
     assert np.isnan(row["TPOT"])
 
 
 def test_steps_that_take_twice_as_long_err_by_so_much() -> None:
-    (row,) = servers.errors([BATCH], lambda _: scaled(STEP, 2.0, 2.0)).to_dict("records")
+    (row,) = servers.errors_frame([BATCH], lambda _: scaled(STEP, 2.0, 2.0)).to_dict("records")
     assert row["E2E"] == pytest.approx(100.0, rel=1e-6)
     assert row["throughput"] == pytest.approx(-50.0, rel=1e-6)
 
@@ -67,7 +67,7 @@ def test_mean_and_median_are_of_the_requests() -> None:
 
 def test_a_model_that_does_not_fit_is_left_out_with_the_reason() -> None:
     run = replace(BATCH, llm=llm("Llama-3-70B"))
-    frame = servers.errors([run, BATCH], lambda _: STEP)
+    frame = servers.errors_frame([run, BATCH], lambda _: STEP)
     assert "short" in frame["left_out"][0]
     assert frame["left_out"][1] == ""
 
@@ -75,7 +75,7 @@ def test_a_model_that_does_not_fit_is_left_out_with_the_reason() -> None:
 def test_medians_are_of_sizes_and_of_errors() -> None:
     frame = pd.DataFrame({"source": ["a"] * 3, "TPOT": [-30.0, 10.0, 20.0], "left_out": ""})
     frame = frame.reindex(columns=[*frame.columns, "E2E", "TTFT", "throughput"])
-    row = servers.medians(frame, ("source",)).iloc[0]
+    row = servers.medians_frame(frame, ("source",)).iloc[0]
     assert (row["TPOT"], row["TPOT bias"]) == (20.0, 10.0)
 
 
@@ -136,7 +136,7 @@ def test_fixed_prompts_are_found_in_the_cache() -> None:
 
 @pytest.mark.usefixtures("raw")
 def test_offline_runs_are_of_one_chip_each() -> None:
-    rows = servers.offline().set_index(["list", "gpu"])
+    rows = servers.offline_frame().set_index(["list", "gpu"])
     assert len(rows) == 13
     assert len(rows.loc["llama2-70b"]) == 7
     assert (rows["low"] <= rows["tokens_per_s"]).all()

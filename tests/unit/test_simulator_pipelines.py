@@ -1,4 +1,4 @@
-"""Pipelines over layers: hand-played runs, errors, failures, and Helix's published results."""
+"""Pipelines over layers: hand-computed runs, errors, failures, and Helix's published results."""
 
 from __future__ import annotations
 

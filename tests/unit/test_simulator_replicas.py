@@ -1,4 +1,4 @@
-"""Runs small enough to be played by hand, and what a dispatcher meets at the edges."""
+"""Runs small enough to be worked out by hand, and what a dispatcher meets at the edges."""
 
 from __future__ import annotations
 

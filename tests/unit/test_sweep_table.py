@@ -53,7 +53,7 @@ def test_far_from_its_ends_it_is_students():
 
 def test_changes_are_paired_and_hold_for_all_values_together():
     base = [10.0, 20.0, 30.0, 40.0]
-    found = table.effects(
+    found = table.effects_frame(
         points({0.0: base, 1.0: [y + 1.0 for y in base], 2.0: [10.0, 22.0, 31.0, 45.0]}), design()
     ).set_index("value")
     assert np.isnan(found.loc[0.0, "change"])
@@ -69,17 +69,17 @@ def test_changes_are_paired_and_hold_for_all_values_together():
 def test_the_sentence_names_the_largest_clear_change_or_what_none_exceeds():
     base = [10.0, 20.0, 30.0, 40.0]
     clear = points({0.0: base, 1.0: [y + 1.0 for y in base], 2.0: [y + 2.0 for y in base]})
-    (said,) = table.sentences(table.effects(clear, design()), design())
+    (said,) = table.sentences(table.effects_frame(clear, design()), design())
     assert said == "y [s]: θ = 2 in place of 0 gives +8 % (+8 to +8)."
     noise = points({0.0: base, 1.0: [11.0, 19.0, 30.0, 40.0], 2.0: [9.0, 21.0, 31.0, 39.0]})
-    (said,) = table.sentences(table.effects(noise, design()), design())
-    low, high = table.effects(noise, design())[["change low", "change high"]].abs().max()
+    (said,) = table.sentences(table.effects_frame(noise, design()), design())
+    low, high = table.effects_frame(noise, design())[["change low", "change high"]].abs().max()
     bound = float(said.partition("changes it by more than ")[2].split()[0])
     assert max(low, high) <= bound <= 1.1 * max(low, high)
     share = design(measures={"y [s]": MEASURES["y [s]"] | {"within": [0, 100]}})
-    (said,) = table.sentences(table.effects(clear, share), share)
+    (said,) = table.sentences(table.effects_frame(clear, share), share)
     assert said == "y [s]: θ = 2 in place of 0 gives +2 points (+2 to +2)."
-    assert table.sentences(table.effects(clear, design(against={})), design(against={})) == []
+    assert table.sentences(table.effects_frame(clear, design(against={})), design(against={})) == []
 
 
 def test_texts_are_named_by_what_tells_them_apart_in_the_order_of_the_file():
@@ -93,7 +93,7 @@ def test_texts_are_named_by_what_tells_them_apart_in_the_order_of_the_file():
             for seed in (0, 1)
         ]
     )
-    main = table.effects(frame, found)
+    main = table.effects_frame(frame, found)
     assert main["value"].tolist() == texts
     (said,) = table.sentences(main, found)
     assert said.startswith("y [s]: clusters = 8 L4 in place of 2 H100 gives -48.8 % (")
@@ -103,7 +103,7 @@ def test_texts_are_named_by_what_tells_them_apart_in_the_order_of_the_file():
 
 def test_one_repeat_says_nothing():
     one = points({0.0: [1.0], 1.0: [2.0], 2.0: [3.0]})
-    assert table.sentences(table.effects(one, design(repeat={"seeds": [0]})), design()) == []
+    assert table.sentences(table.effects_frame(one, design(repeat={"seeds": [0]})), design()) == []
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def samples():
 
 
 def test_readings_hold_every_choice_and_draw_the_paper_s(estimate, samples):
-    table = study.readings(estimate, {0: samples[0], 1: samples[1]})
+    table = study.readings_frame(estimate, {0: samples[0], 1: samples[1]})
     # Two links, two KV formulas, two scalings, two overheads, two samples.
     assert len(table) == 2**5
     first = table.iloc[0]
@@ -63,7 +63,7 @@ def test_inputs_are_stretched_and_outputs_kept(samples):
 
 def test_equal_work_ends_together_and_is_drawn_by_instance(estimate, machine, model, samples):
     works = {7: samples[0].all_at_once().duplicate(8)}
-    table = study.simulations(machine, model, DEGREES, works, RoundRobin())
+    table = study.simulations_frame(machine, model, DEGREES, works, RoundRobin())
     assert len(table) == 2 * 3 * len(DEGREES)
     assert [len(ends) for ends in table["ends_s"][:4]] == [8, 4, 2, 1]
     assert table["slowest/fastest instance"].max() == pytest.approx(1.0)
@@ -85,7 +85,7 @@ def test_degrees_are_ordered_by_throughput_and_ties_by_degree():
 
 
 def test_sensitivity_ranks_every_setting_and_says_where_as_published(estimate, samples):
-    table = study.sensitivity(estimate, samples, [0.3, 20.0])
+    table = study.sensitivity_frame(estimate, samples, [0.3, 20.0])
     assert len(table) == 2 * 2 * 2 * 2
     first = table["orders of the samples"].str.split(", ")
     assert all({*order.split(">")} == {"1", "2", "4", "8"} for two in first for order in two)

@@ -26,7 +26,7 @@ def study():
         {name: workload.load(key).head(400) for name, key in codes.items()},
         llm=catalog.llm("LLaMA-1-30B"),
         cloud=cluster.cluster("thunderserve-cloud-32"),
-        house=cluster.cluster("thunderserve-a100-8"),
+        in_house=cluster.cluster("thunderserve-a100-8"),
         seeds=[0, 1],
         requests=20,
         plan_scale=5.0,
@@ -57,13 +57,13 @@ def _values(rows):
 
 
 def test_a_workload_and_its_target(study):
-    table = ts.workloads(study).set_index("workload")
+    table = ts.workloads_frame(study).set_index("workload")
     assert study.target("coding").e2e_s == pytest.approx(5 * table.loc["coding", "A100 E2E [s]"])
     assert len(study.work("coding", RATE, 0)) == 20
 
 
 def test_plans_of_every_system_use_their_own_gpus(study, plans, told):
-    table = ts.replicas(told["planned"], study.seeds)
+    table = ts.replicas_frame(told["planned"], study.seeds)
     assert len(table) == 2 * len(told["planned"])
     table = table[table["seed"] == 0].set_index(["workload", "system"])
     assert set(table.loc["coding"].index) == set(ts.SYSTEMS)
@@ -73,11 +73,11 @@ def test_plans_of_every_system_use_their_own_gpus(study, plans, told):
     for group in (one for made in told["searched"]["coding"] for one in made.prefill + made.decode):
         assert group.gpus <= 4
         assert len({stage.gpus for stage in group.stages}) == 1
-    words = ts.configurations({("coding", "ours"): plans["coding"]})
+    words = ts.configurations_frame({("coding", "ours"): plans["coding"]})
     counts = words["replicas"].str.split().str[0].astype(int)
     made = plans["coding"]
     assert counts.sum() == len(made.prefill) + len(made.decode)
-    shares = ts.gpu_phases({("coding", "data sheets"): made})
+    shares = ts.gpu_phases_frame({("coding", "data sheets"): made})
     assert shares["A40 on prefill [%]"][0] == 100 * made.gpu_share("A40")
     assert ts.as_printed(study.cloud).gpus == study.cloud.gpus
     rows = _values(claims.plans(told["searched"], plans, RATE, 5.0))
@@ -87,7 +87,7 @@ def test_plans_of_every_system_use_their_own_gpus(study, plans, told):
 
 
 def test_pictures_of_plans(plans):
-    left, right = pictures.deployments(plans, (10.2, 3.5)).axes
+    left, right = pictures.groups_figure(plans, (10.2, 3.5)).axes
     counts = len(plans["coding"].prefill), len(plans["coding"].decode)
     assert "{} prefill, {} decode".format(*counts) in left.get_title(loc="left") + left.get_title()
     used = [
@@ -95,19 +95,19 @@ def test_pictures_of_plans(plans):
         for made in plans.values()
     ]
     assert [len(left.patches), len(right.patches)] == used
-    assert len(pictures.orchestration(plans).axes) == 2
+    assert len(pictures.orchestration_figure(plans).axes) == 2
 
 
 def test_attainment_and_the_smallest_deadlines(told):
     scales = told["scales"]
     mean = ts.mean_attained(scales["coding", RATE, "vLLM"])
     assert (np.diff(mean) >= 0).all()
-    table = ts.smallest_scales(scales, [0, 1])
+    table = ts.smallest_scales_frame(scales, [0, 1])
     assert len(table) == 2 * len(ts.SYSTEMS) * 2 * 3 * 2
-    assert len(ts.deadline_table(table)) == 2 * 3 * 2
+    assert len(ts.deadline_frame(table)) == 2 * 3 * 2
     for fig, curves in (
-        (pictures.cloud_attainment(scales), 3),
-        (pictures.house_attainment(scales), 5),
+        (pictures.cloud_attainment_figure(scales), 3),
+        (pictures.in_house_attainment_figure(scales), 5),
     ):
         assert {len(axis.lines) for axis in fig.axes} == {curves + 2}
         assert fig.axes[5].get_xlabel() == "SLO scale [x A100]"
@@ -122,7 +122,7 @@ def test_attainment_and_the_smallest_deadlines(told):
 def test_throughput_under_overload(told):
     table = told["overloaded"]
     assert (table[ts.TPS] > 0).all()
-    axis = pictures.throughput(table).axes[0]
+    axis = pictures.throughput_figure(table).axes[0]
     assert axis.get_title(loc="left") + axis.get_title() == "coding"
     rows = claims.throughput(table, RATE)
     by = table.set_index(["workload", "system", "seed"]).sort_index()[ts.TPS]
@@ -139,7 +139,7 @@ def test_searches_converge_on_parts_of_the_cloud(study, told):
     assert {size for _, size in curves} == {16, 24, 32}
     assert {best.shape for best in curves.values()} == {(2, 2)}
     assert all((np.diff(best) >= 0).all() for best in curves.values())
-    assert [len(axis.lines) for axis in pictures.convergence(curves).axes] == [3, 3]
+    assert [len(axis.lines) for axis in pictures.convergence_figure(curves).axes] == [3, 3]
     assert {row["claim"][:15] for row in claims.search_times()} <= {"thunderserve-10"}
 
 
@@ -161,10 +161,10 @@ def test_a_lost_machine_and_the_policies(study, told):
     table, steady = changes.steady(study, told["losses"], RATE, told["serve"])
     assert len(table) == len(steady)
     assert table[changes.ATTAINED].between(0, 100).all()
-    fig = pictures.losses(steady)
+    fig = pictures.losses_figure(steady)
     assert sum(len(axis.lines) for axis in fig.axes) == len(table)
     search_s = {"full": 60.0, "light": 10.0}
-    times = changes.rescheduling_times(light.before, search_s)
+    times = changes.rescheduling_times_frame(light.before, search_s)
     whole = 60.0 + changes.reload_s(light.before, "per machine")
     assert times["together [s]"][1] == pytest.approx(whole)
     rows = _values(claims.rescheduling(steady, light.before, search_s, RATE, 5.0))
@@ -176,15 +176,15 @@ def test_a_lost_machine_and_the_policies(study, told):
 
 
 def test_no_request_of_an_episode_is_lost(study, told):
-    table, played = changes.episodes(study, told["losses"], RATE, 5.0)
+    table, simulated = changes.episodes(study, told["losses"], RATE, 5.0)
     assert (table["lost"] == 0).all()
-    assert len(table) == len(played)
-    assert len(pictures.episodes(played, 5.0).axes) == 2
+    assert len(table) == len(simulated)
+    assert len(pictures.episodes_figure(simulated, 5.0).axes) == 2
 
 
 def test_every_loss_has_a_plan_or_a_reason(study, told):
     small = replace(study, cloud=replace(study.cloud, machines=study.cloud.machines[:1]))
-    table = changes.every_loss(small, told["losses"], ["conversation"], RATE, steps=0)
+    table = changes.every_loss_frame(small, told["losses"], ["conversation"], RATE, steps=0)
     service = told["losses"]["conversation", "Algorithm 1", "full"].before
     assert len(table) == len(service.groups) + 1 + 3
     assert table["light: prefill:decode"].notna().all()
@@ -193,7 +193,7 @@ def test_every_loss_has_a_plan_or_a_reason(study, told):
 
 def test_parts_switched_off_one_by_one(told):
     table, scales = told["ablation"], told["ablation_scales"]
-    top, _, bottom, _ = pictures.ablation(table, scales).axes
+    top, _, bottom, _ = pictures.ablation_figure(table, scales).axes
     assert len(top.lines) == 4
     assert [text.get_text() for text in bottom.get_yticklabels()] == list(
         table["system"].unique()[1:]
@@ -225,20 +225,20 @@ def test_two_machines_as_slow_as_printed(study):
 
 
 def test_kv_caches_take_a_larger_share_with_more_bits():
-    table = ts.kv_shares()
+    table = ts.kv_shares_frame()
     assert len(table) == 3 * 3 * 4
     wide = table.pivot_table(index="bits", values="KV share [%]")["KV share [%]"]
     assert wide.is_monotonic_increasing
     rows = _values(claims.kv_shares(table))
     assert rows["14a"] <= rows["14b"]
-    (axis,) = pictures.kv_shares(table).axes
+    (axis,) = pictures.kv_shares_figure(table).axes
     assert axis.get_ylabel() == "KV transfer [% of the time]"
 
 
 def test_arrivals_of_the_trace_beside_poisson_ones(study, told):
     table, own = ts.arrivals(study, told["planned"], RATE)
     assert len(table) == 2 * 4 * 2
-    fig = pictures.arrivals(told["scales"], own, RATE)
+    fig = pictures.arrivals_figure(told["scales"], own, RATE)
     assert [len(axis.lines) for axis in fig.axes] == [8, 8]
 
 
@@ -250,14 +250,14 @@ def test_a_shift_is_noticed_and_counted(study, plans):
 
 
 def test_plans_are_judged_on_their_planners_network(study, told):
-    table = ts.networks(study, told["plans"], told["serve"])
+    table = ts.networks_frame(study, told["plans"], told["serve"])
     assert len(table) == 2 * len(study.seeds)
     for name, here in table.groupby("workload", sort=False):
         made = told["plans"][name, RATE]
         slo, unseen = study.target(name), study.steady.work(name, RATE, 1001)
         runs = [simulate(one.deployment(), unseen, one.router()) for one in made]
         assert here["estimate"].tolist() == [100 * attainment(run, slo) for run in runs]
-    assert [axis.get_title() for axis in pictures.networks(table).axes] == [*study.traces]
+    assert [axis.get_title() for axis in pictures.networks_figure(table).axes] == [*study.traces]
     links = told["planned"]["coding", RATE, "ThunderServe"][0][0].links
     assert {link.media for _, _, link in links} == {()}
     # Unequal links give the clustering that starts the search something other than machines.
@@ -267,7 +267,7 @@ def test_plans_are_judged_on_their_planners_network(study, told):
 
 
 def test_claims_of_replicas(study, told):
-    table = ts.replicas(told["planned"], study.seeds)
+    table = ts.replicas_frame(told["planned"], study.seeds)
     rows = _values(claims.replicas(table, told["losses"], RATE))
     light = told["losses"]["coding", "Table 3", "light"]
     # Groups that change their phase, negative where more turn to prefill.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetero.errors import DataError, ParameterError
-from hetero.plots.timelines import draw, timeline
+from hetero.plots.timelines import draw, timeline_figure
 from hetero.routers import LeastTokens, RoundRobin
 from hetero.simulator import simulate
 from tests.unit.router_states import fleet, trace
@@ -29,7 +29,7 @@ def test_one_figure_per_router_and_one_of_all(tmp_path) -> None:
 
 def test_every_replica_is_drawn_with_what_was_sampled() -> None:
     run = simulate(fleet(), trace(60), RoundRobin(), sample_s=0.5)
-    figure = timeline("round robin", run)
+    figure = timeline_figure("round robin", run)
     waiting, memory, spent = figure.axes
     assert run.samples is not None
     for k in range(4):
@@ -42,7 +42,7 @@ def test_every_replica_is_drawn_with_what_was_sampled() -> None:
 
 def test_errors_are_clear(tmp_path) -> None:
     with pytest.raises(ParameterError, match="no samples"):
-        timeline("round robin", simulate(fleet(), trace(20), RoundRobin()))
+        timeline_figure("round robin", simulate(fleet(), trace(20), RoundRobin()))
     run = simulate(fleet(), trace(20), RoundRobin(), sample_s=1.0)
     with pytest.raises(DataError, match="cannot be written"):
         draw(tmp_path / "missing", [("round robin", run)], "a test")

@@ -113,8 +113,8 @@ def islands(ask: IslandAsk) -> Answer:
     drawn = served_draws(plan, seed=ask.seed)
     lines = [str(plan), f"It serves {middle(drawn, 'requests/s')}, as if no GPU were measured."]
     if load is not None:
-        carried = (drawn >= load * (1 - 1e-9)).tolist()
-        lines.append(f"Carries {load:g} requests/s in {in_draws(carried)}.")
+        sustained = (drawn >= load * (1 - 1e-9)).tolist()
+        lines.append(f"Carries {load:g} requests/s in {in_draws(sustained)}.")
     if method != "exact":
         bound = f"No layout carries more than {optimum:.4g} requests/s"
         lines.append(f"{bound} with these step times.")

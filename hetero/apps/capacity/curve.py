@@ -29,7 +29,7 @@ import numpy as np
 
 from hetero.apps.capacity.fluid import Counts, together
 from hetero.apps.capacity.market import Draws, Market
-from hetero.apps.capacity.trial import Outcome
+from hetero.apps.capacity.outcome import Outcome
 from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, SolverError, require
@@ -285,7 +285,7 @@ def _solve(
 def _give_back(
     market: Market, curve: LoadCurve, reserved: Counts, on_demand: list[Counts]
 ) -> tuple[Counts, list[Counts]]:
-    """Leave out machines, dearest first, as long as every hour is carried and the day cheaper."""
+    """Leave out machines, dearest first, as long as every hour is served and the day cheaper."""
     parts = [reserved, *on_demand]
     improved = True
     while improved:

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from hetero.apps.capacity.fluid import Counts, Fluid
+from hetero.apps.capacity.outcome import Outcome, dispatcher, outcome
 from hetero.apps.capacity.prices import Offer, PriceList
-from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
@@ -244,7 +244,7 @@ class Market:
                 yield k, offer.owned[n] if owned else f"{offer.name}-{used[offer.name]}"
 
     def play(self, counts: Counts, load: Load | None = None) -> Outcome:
-        """What a fleet makes of the load, or of another; every fleet is played once."""
+        """What a fleet makes of the load, or of another; every fleet is simulated once."""
         load = load or self.load
         key = _key(counts, load)
         if key not in self.known:
@@ -277,7 +277,7 @@ class Market:
     def _hopeless(self, counts: Counts, load: Load) -> bool:
         """Whether a short run of the first seed misses the goal by far."""
         key = _key(counts, load)
-        if key in self.known or load.process == "scaled":  # own bursts are played whole
+        if key in self.known or load.process == "scaled":  # own bursts are simulated whole
             return False
         if key not in self.glanced:
             short = replace(load, precision=max(_GLANCE, load.precision), seeds=load.seeds[:1])

@@ -13,7 +13,7 @@ Every machine is taken away in turn, and the load is simulated with the rest:
 Machines whose replicas are alike are simulated once.
 
 Spare machines of a price list are looked for in order of their price. A set will do if the load is
-carried in simulation when any one machine is down: one of the plan's, or one of the set's own. Left
+served in simulation when any one machine is down: one of the plan's, or one of the set's own. Left
 out are divisions of machines for which a cheaper machine of the list, or the same, sustains as much
 of every kind of request.
 """
@@ -28,9 +28,9 @@ import numpy as np
 
 from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.outcome import Outcome, dispatcher, outcome
 from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.states import Kind, cheapest_set
-from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
 from hetero.arrays import Floats
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
@@ -117,7 +117,7 @@ class Resilience(Shown):
 
     @property
     def draws(self) -> tuple[bool, ...]:
-        """Whether the load is carried through any single loss, by draw of the step times."""
+        """Whether the load is served through any single loss, by draw of the step times."""
         return tuple(map(all, zip(*(one.draws for one in (self.whole, *self.losses)), strict=True)))
 
     def table(self) -> Table:

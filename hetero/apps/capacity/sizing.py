@@ -24,8 +24,8 @@ import numpy as np
 
 from hetero.apps.capacity.fluid import Counts, together
 from hetero.apps.capacity.market import Draws, Market
+from hetero.apps.capacity.outcome import Outcome
 from hetero.apps.capacity.prices import PriceList
-from hetero.apps.capacity.trial import Outcome
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table

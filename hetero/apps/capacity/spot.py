@@ -51,7 +51,7 @@ class SpotRisk:
         Expected price [$/h].
     attained
         Expected share of the requests that meet their targets.
-    carried
+    time_met
         Share of the time in which the goal is met.
     worst
         Attainment that the worst 5 % of the time stays at or below.
@@ -59,7 +59,7 @@ class SpotRisk:
 
     usd_per_h: float
     attained: float
-    carried: float
+    time_met: float
     worst: float
 
 
@@ -73,8 +73,8 @@ class SpotMix(Shown):
         Machines by kind (number in the market) and division.
     probability
         Share of the time that had to meet the goal.
-    played
-        Attainment of hours played request by request, losses included.
+    simulated
+        Attainment of hours simulated request by request, losses included.
     on_demand_usd_per_h
         Price of the cheapest fleet found without spot machines [$/h].
     draws
@@ -86,7 +86,7 @@ class SpotMix(Shown):
     spot: Counts
     probability: float
     risk: SpotRisk
-    played: tuple[float, ...]
+    simulated: tuple[float, ...]
     on_demand_usd_per_h: float
     draws: Draws
 
@@ -112,13 +112,13 @@ class SpotMix(Shown):
         used = {self.market.offers[k] for k, _ in together(self.on_demand, self.spot)}
         sources = "; ".join(sorted({self.market.prices.price_source(one) for one in used}))
         notes = (
-            f"{100 * risk.carried:.2f} % of the time the goal of {100 * load.goal:g} % is met "
+            f"{100 * risk.time_met:.2f} % of the time the goal of {100 * load.goal:g} % is met "
             f"(asked: {100 * self.probability:g} %).",
             f"While no machine is lost, it carries {load.rate_rps:g} requests/s in "
             f"{in_draws(self.draws)}; with {load.arriving}. Times are for these step times.",
-            f"Played request by request, losses included, {len(self.played)} hours meet "
-            f"{100 * float(np.mean(self.played)):.1f} % on average, the worst "
-            f"{100 * min(self.played):.1f} %.",
+            f"Played request by request, losses included, {len(self.simulated)} hours meet "
+            f"{100 * float(np.mean(self.simulated)):.1f} % on average, the worst "
+            f"{100 * min(self.simulated):.1f} %.",
             f"Expected goodput {risk.attained * load.rate_rps:.2f} of {load.rate_rps:g} "
             f"requests/s; in the worst 5 % of the time {100 * risk.worst:.1f} % of the requests "
             "meet their targets, or fewer.",
@@ -151,18 +151,18 @@ def spot_risk(
         failed += share[n] * (attained[n] < goal)
         if failed > 1.0 - probability:
             return None
-    carried = float(share[attained >= goal].sum())
+    time_met = float(share[attained >= goal].sum())
     order = np.argsort(attained, kind="stable")
     worst = order[np.searchsorted(np.cumsum(share[order]), _WORST)]
     usd_per_h = market.usd_per_h(on_demand) + sum(n * _price(market, at) for at, n in spot.items())
-    found = SpotRisk(usd_per_h, float(share @ attained), carried, float(attained[worst]))
-    return found if carried >= probability else None
+    found = SpotRisk(usd_per_h, float(share @ attained), time_met, float(attained[worst]))
+    return found if time_met >= probability else None
 
 
 def _attained(market: Market, counts: Counts) -> float:
     if not counts:
         return 0.0
-    # Where the goal is missed only the first seeds are played, which is as good for a mean.
+    # Where the goal is missed only the first seeds are simulated, which is as good for a mean.
     found = market.play(counts)
     # Where the backlog grows, an hour leaves nobody within the targets in the end.
     return found.mean if found.seen[-1].steady else 0.0
@@ -171,7 +171,7 @@ def _attained(market: Market, counts: Counts) -> float:
 def play_hours(
     market: Market, on_demand: Counts, spot: Counts, *, hours: int = 8, seed: int = 0
 ) -> tuple[float, ...]:
-    """Attainment of hours played request by request, with losses and replacements as they come."""
+    """Attainment of hours simulated request by request, with losses and replacements."""
     total, load = together(on_demand, spot), market.load
     plan, replicas, start_s = market.plan(total), market.replicas(total), market.prices.start_s
     count = max(round(3600 * load.rate_rps), 100)
@@ -190,7 +190,7 @@ def play_hours(
 
 
 def cheapest_mix(
-    market: Market, probability: float = 0.95, *, played_hours: int = 8, seed: int = 0
+    market: Market, probability: float = 0.95, *, simulated_hours: int = 8, seed: int = 0
 ) -> SpotMix:
     """The cheapest mix that meets the goal in a share of the time.
 
@@ -198,8 +198,8 @@ def cheapest_mix(
     ----------
     probability
         Share of the time in which the goal must be met.
-    played_hours, seed
-        Hours of the answer that are played request by request, and the seed of the first.
+    simulated_hours, seed
+        Hours of the answer that are simulated request by request, and the seed of the first.
     """
     require(
         0 < probability < 1,
@@ -247,7 +247,7 @@ def cheapest_mix(
         spot,
         probability,
         risk,
-        play_hours(market, on_demand, spot, hours=played_hours, seed=seed),
+        play_hours(market, on_demand, spot, hours=simulated_hours, seed=seed),
         firm.usd_per_h,
         market.draws(together(on_demand, spot)),
     )

@@ -49,7 +49,7 @@ from hetero.catalog import gpus
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError, require
-from hetero.latency.calibration.known import known
+from hetero.latency.calibration.known import gpus_table
 from hetero.planners.base import EFFORTS as ARENA
 from hetero.planners.base import parts
 from hetero.planners.bound import bound, goodput_bound
@@ -128,7 +128,7 @@ class BestPlan(NamedTuple):
 
     best: Contender
     question: Question
-    carried: Sampled
+    goodput_rps: Sampled
     promised_rps: float
     found: Sequence[Contender]
 
@@ -153,13 +153,13 @@ def best_plan(
     best = chosen(asked, found, say)
     question = best.question
     say("goodput")
-    carried = goodput(best.plan, question, asked.effort, draws=0 if compared else None)
-    safe = 0.0 if compared else promised(best.plan, question, asked.effort, carried.value)
-    if not asked.rate_given and carried.value > 0:
-        question = replace(question, rate_rps=rounded_down(safe or carried.value))
-    if carried.value * (1.0 + asked.effort.precision) < question.rate_rps:
+    goodput_rps = goodput(best.plan, question, asked.effort, draws=0 if compared else None)
+    safe = 0.0 if compared else promised(best.plan, question, asked.effort, goodput_rps.value)
+    if not asked.rate_given and goodput_rps.value > 0:
+        question = replace(question, rate_rps=rounded_down(safe or goodput_rps.value))
+    if goodput_rps.value * (1.0 + asked.effort.precision) < question.rate_rps:
         raise _unmet(asked, best, found, say)
-    return BestPlan(best, question, carried, safe, found)
+    return BestPlan(best, question, goodput_rps, safe, found)
 
 
 def _unmet(
@@ -184,13 +184,15 @@ def _unmet(
 def _card(
     asked: CardRequest, made: BestPlan, say: Progress
 ) -> tuple[PlanCard, tuple[Plan | None, ...]]:
-    best, question, carried, safe, found = made
+    best, question, goodput_rps, safe, found = made
     plan, effort = best.plan, asked.effort
     rate = question.rate_rps
     say("latencies")
     seen = delivered(plan, question, rate, effort)
     say("what binds")
-    binding = limits(plan, question, carried, effort, unaffordable=_unaffordable(plan, question))
+    binding = limits(
+        plan, question, goodput_rps, effort, unaffordable=_unaffordable(plan, question)
+    )
     say("what one change would do")
 
     replan = partial(planned_by, winner(asked, best, found), asked)
@@ -203,7 +205,7 @@ def _card(
     ]
     others.sort(key=lambda one: one.key, reverse=True)
     pool = [plan, *(one.plan for one in others[:_POOL] if drawable(one.plan))]
-    changed = changes(pool, question, carried, replan, effort)
+    changed = changes(pool, question, goodput_rps, replan, effort)
     slo = question.slo
     notes = [*plan.notes, *asked.cluster.notes, *asked.notes]
     if question.engine.precision != "fp16":
@@ -222,8 +224,8 @@ def _card(
     say("prefill and decode apart")
     notes += filter(None, [with_phases_apart(asked, best)])
     notes += _of_engine(asked.cluster, question, plan)
-    notes.append(_how(plan, question, carried.value or rate, effort))
-    at = question.load(safe or carried.value or rate)
+    notes.append(_how(plan, question, goodput_rps.value or rate, effort))
+    at = question.load(safe or goodput_rps.value or rate)
     if (worst := worst_quarter(plan, at, question.seed)) is not None:
         notes.append(
             f"In the worst quarter of an hour of the log, played at {at.rate_rps:.3g} requests/s, "
@@ -265,13 +267,13 @@ def _card(
         groups=grouped(plan.groups, plan.deployment),
         idle=_idle(plan, asked.cluster),
         routing=plan.routing,
-        goodput_rps=carried,
+        goodput_rps=goodput_rps,
         served=dict(seen.served),
         latencies_s={name: dict(one) for name, one in seen.latencies_s.items()},
         usd_per_h=plan.usd_per_h,
         usd_per_mtok=seen.usd_per_mtok,
         bound=_bound(
-            question, carried, best.asked.score.finished.mean if best.asked.score else 1.0
+            question, goodput_rps, best.asked.score.finished.mean if best.asked.score else 1.0
         ),
         limits=binding,
         changes=tuple(effect for effect, _ in changed),
@@ -279,19 +281,19 @@ def _card(
         sources=_sources(plan, asked.cluster, question),
         notes=tuple(notes),
         plan=plan,
-        at_rates=at_rates(plan, question, safe or carried.value, effort),
+        at_rates=at_rates(plan, question, safe or goodput_rps.value, effort),
         proof=best.asked.proof,
         promised_rps=safe,
-        shuffled_rps=_shuffled(plan, question, carried, effort),
+        shuffled_rps=_shuffled(plan, question, goodput_rps, effort),
     )
     return card, tuple(after for _, after in changed)
 
 
-def _shuffled(plan: Plan, question: Question, carried: Sampled, effort: CardEffort) -> float:
+def _shuffled(plan: Plan, question: Question, goodput_rps: Sampled, effort: CardEffort) -> float:
     """Goodput with the requests in any order; NaN where they come so, or cannot."""
     if question.process != "poisson" or question.trace.prefix_ids is not None:
         return math.nan
-    near = carried.value
+    near = goodput_rps.value
     return goodput(plan, question, effort, draws=0, near_rps=near, process="shuffled").value
 
 
@@ -393,7 +395,7 @@ def _unaffordable(plan: Plan, question: Question) -> str:
     return f"{cheapest.count} x {cheapest.gpu.name} ({cheapest.usd_per_h:,.4g} $/h)"
 
 
-def _bound(question: Question, carried: Sampled, served: float) -> GoodputBound | None:
+def _bound(question: Question, goodput_rps: Sampled, served: float) -> GoodputBound | None:
     try:
         offers = parts(question, sys.maxsize)
     except HeteroError:
@@ -406,7 +408,7 @@ def _bound(question: Question, carried: Sampled, served: float) -> GoodputBound 
         if limit.rps(served) > most * served:
             most = max(most, goodput_bound(one, served) or 0.0)
     what = "every request is served" + ", its tokens in time" * (question.slo.tpot_s is not None)
-    return GoodputBound(most, what, 100.0 * (1.0 - carried.value / most))
+    return GoodputBound(most, what, 100.0 * (1.0 - goodput_rps.value / most))
 
 
 def _tried(one: Contender) -> TriedPlanner:
@@ -433,7 +435,7 @@ def _step_times(plan: Plan, gpu: str) -> tuple[list[str], set[str]]:
 
 def _sources(plan: Plan, cluster: Cluster, question: Question) -> tuple[Source, ...]:
     mine = [gpu for gpu in gpus() if gpu.name in plan.gpus]
-    rows = {str(row[0]): row for row in known(mine).rows} if mine else {}
+    rows = {str(row[0]): row for row in gpus_table(mine).rows} if mine else {}
     found = []
     for name, count in plan.gpus.items():
         machine = next(m for m in cluster.machines if m.gpu.name == name)

@@ -320,9 +320,9 @@ class PlanCard(Shown):
 
     def table(self) -> Table:
         """The replicas, the first of the card's tables."""
-        from hetero.apps.cards.sections import replicas
+        from hetero.apps.cards.sections import replicas_table
 
-        return replicas(self)
+        return replicas_table(self)
 
     def __str__(self) -> str:
         from hetero.apps.cards.sections import text

@@ -45,7 +45,7 @@ _LEAST_PROMISE = 0.05  # of a goodput
 
 @dataclass(frozen=True, slots=True)
 class CardEffort:
-    """How much is played for a card.
+    """How much is simulated for a card.
 
     Attributes
     ----------

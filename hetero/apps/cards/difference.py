@@ -1,6 +1,6 @@
 """The difference between two plan cards: replicas, routing, goodput, cost and latencies.
 
-Cards of the same seed have played the same requests, gaps and draws of the step times, so that
+Cards of the same seed have simulated the same requests, gaps and draws of the step times, so that
 their figures are compared pair by pair: an interval of the difference, and the probability that
 the two stand in the other order than their values say.
 """
@@ -59,7 +59,7 @@ class Difference(Shown):
     contrasts
         Figures with the interval of their difference.
     paired
-        Whether both played the same requests and draws.
+        Whether both simulated the same requests and draws.
     """
 
     names: tuple[str, str]

@@ -1,7 +1,7 @@
 """Why a request cannot be met: which target, which requests miss it, by how much, what would do.
 
-All of it is played: the best plan found serves the requests at the rate asked for and on an idle
-fleet; the nearest changes are planned and played until one suffices.
+All of it is simulated: the best plan found serves the requests at the rate asked for and on an idle
+fleet; the nearest changes are planned and simulated until one suffices.
 """
 
 from __future__ import annotations

@@ -58,7 +58,11 @@ def page(card: PlanCard) -> str:
 
 def fragment(card: PlanCard) -> str:
     """The card inside a page."""
-    shown = [sections.replicas(card), sections.delivers(card), sections.latencies(card)]
+    shown = [
+        sections.replicas_table(card),
+        sections.delivery_table(card),
+        sections.latencies_table(card),
+    ]
     parts = [
         f"<style>{_STYLE}</style><div class='hetero-card {PLAIN}'>",
         f"<h2>{html.escape(sections.title(card))}</h2>",

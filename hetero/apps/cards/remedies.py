@@ -1,4 +1,4 @@
-"""The nearest changes after which a request can be met: planned and played until one suffices."""
+"""The nearest changes after which a request can be met: each planned and simulated."""
 
 from __future__ import annotations
 
@@ -136,10 +136,10 @@ def by_budget(question: Question, replan: Replan) -> Iterator[Nearest]:
     yield Nearest("budget", f"A budget of {high:,.4g} $/h instead of {budget:,.4g}.", high, "$/h")
 
 
-def by_machines(question: Question, replan: Replan, carried_rps: float = 0.0) -> Iterator[Nearest]:
+def by_machines(question: Question, replan: Replan, goodput_rps: float = 0.0) -> Iterator[Nearest]:
     """Per kind the fewest further machines that do, by bisection from a first guess.
 
-    The guess is the number that raises the bound as far as the rate is above what is carried.
+    The guess is the number that raises the bound as far as the rate is above what is served.
     """
     now = bound(question)
     for machine in machines(question):
@@ -152,9 +152,9 @@ def by_machines(question: Question, replan: Replan, carried_rps: float = 0.0) ->
             )
 
         high = _MOST_MACHINES
-        if now is not None and carried_rps > 0 and (one := bound(grown(1))) is not None:
-            gain = (one.rps() / now.rps() - 1.0) * carried_rps
-            guess = 2.0 * (question.rate_rps - carried_rps) / max(gain, 1e-9)
+        if now is not None and goodput_rps > 0 and (one := bound(grown(1))) is not None:
+            gain = (one.rps() / now.rps() - 1.0) * goodput_rps
+            guess = 2.0 * (question.rate_rps - goodput_rps) / max(gain, 1e-9)
             high = int(np.clip(np.ceil(guess), 1, _MOST_MACHINES))
         if not suffices(grown(high), replan):
             continue

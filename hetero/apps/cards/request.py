@@ -69,7 +69,7 @@ class CardRequest(Shown):
     precisions
         What may be chosen.
     effort
-        How much is played.
+        How much is simulated.
     notes
         What was left out of the question, and how features are counted.
     """

@@ -125,7 +125,7 @@ def targets(card: PlanCard) -> str:
     )
 
 
-def replicas(card: PlanCard) -> Table:
+def replicas_table(card: PlanCard) -> Table:
     """Which GPUs form which replicas."""
     shared = any(math.isfinite(one.share) for one in card.groups)
     columns = [Column("replicas"), Column("GPUs each"), Column("parallelism"), Column("phase")]
@@ -164,7 +164,7 @@ def _steps(deployment: Deployment) -> str:
     return f"Steps: {' or '.join(kinds)}, at most {'; '.join(said)}."
 
 
-def delivers(card: PlanCard) -> Table:
+def delivery_table(card: PlanCard) -> Table:
     """Throughput, attainment and cost at the rate, with intervals."""
     rows: list[tuple[object, ...]] = [_row("goodput", "requests/s", card.goodput_rps)]
     if card.promised_rps > 0:
@@ -205,7 +205,7 @@ def _row(name: str, unit: str, one: Sampled, factor: float = 1.0) -> tuple[objec
     return (name, unit, show(factor * one.value), arrivals, between(one, factor))
 
 
-def latencies(card: PlanCard) -> Table:
+def latencies_table(card: PlanCard) -> Table:
     """Percentiles of the latencies against their targets."""
     rows = []
     for name, found in card.latencies_s.items():
@@ -228,7 +228,7 @@ def latencies(card: PlanCard) -> Table:
     return Table("Latencies against targets", columns, tuple(rows))
 
 
-def rates(card: PlanCard) -> Table:
+def rates_table(card: PlanCard) -> Table:
     """What the plan does with less than its goodput and with more."""
     from hetero.apps.cards.card import PERCENTILES
 
@@ -254,7 +254,7 @@ def rates(card: PlanCard) -> Table:
     return Table("At other rates", tuple(columns), rows, wrapped([note]))
 
 
-def limits(card: PlanCard) -> Table:
+def limits_table(card: PlanCard) -> Table:
     """What binds, and the gain by each thing."""
     assert card.limits is not None
     found = card.limits.rows
@@ -268,7 +268,7 @@ def limits(card: PlanCard) -> Table:
     return Table("What binds", tuple(columns), rows, wrapped([card.limits.sentence]))
 
 
-def changes(card: PlanCard) -> Table:
+def changes_table(card: PlanCard) -> Table:
     """What one change would do."""
     rows = tuple(
         (
@@ -292,7 +292,7 @@ def changes(card: PlanCard) -> Table:
     return Table("What one change would do", columns, rows)
 
 
-def tried(card: PlanCard) -> Table:
+def attempts_table(card: PlanCard) -> Table:
     """Every planner with its goodput or its reason."""
     found = sorted(
         card.tried, key=lambda one: -one.goodput_rps if math.isfinite(one.goodput_rps) else 0.0
@@ -322,7 +322,7 @@ def by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-def sources(card: PlanCard) -> Table:
+def sources_table(card: PlanCard) -> Table:
     """Where the figures of each GPU type come from."""
     columns = (
         Column("GPU"),
@@ -361,11 +361,11 @@ def sources(card: PlanCard) -> Table:
 
 def tables(card: PlanCard) -> tuple[Table, ...]:
     """All tables, in the order of reading."""
-    found = [replicas(card), delivers(card), latencies(card)]
-    found += [rates(card)] if card.at_rates else []
-    found += [limits(card)] if card.limits is not None else []
-    found += [changes(card)] if card.changes else []
-    return (*found, tried(card), sources(card))
+    found = [replicas_table(card), delivery_table(card), latencies_table(card)]
+    found += [rates_table(card)] if card.at_rates else []
+    found += [limits_table(card)] if card.limits is not None else []
+    found += [changes_table(card)] if card.changes else []
+    return (*found, attempts_table(card), sources_table(card))
 
 
 def text(card: PlanCard) -> str:
@@ -392,7 +392,7 @@ SHARES: Final = (0.58, 0.73, 0.95)
 """Of the power limit, that a busy GPU draws: least, median and largest of the runs measured."""
 
 
-def power(card: PlanCard, gpus: Mapping[str, Gpu]) -> Table:
+def power_table(card: PlanCard, gpus: Mapping[str, Gpu]) -> Table:
     """Power of a plan's GPUs while they are busy, and energy per token at its goodput.
 
     While its GPUs are busy, as at the goodput, a plan draws a share of the sum of their power

@@ -227,7 +227,7 @@ def several(ask: Ask) -> SeveralPlans:
         held += [machine.name for machine in part.machines]
         label = name if name not in cards else f"{name} ({m + 1})"
         say(label)
-        # What cannot be carried in full is planned for as far as it can.
+        # What cannot be served in full is planned for as far as it can.
         cards[label] = answer(
             question(part, name, rate * min(1.0, _MARGIN * found.factor)), ask.progress
         )[0]

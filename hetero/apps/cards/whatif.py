@@ -155,4 +155,4 @@ def _variant(
     seen = delivered(plan, made.question, rate, replace(question.effort, draws=0)).latencies_s
     ttft, tpot = seen["ttft"][95].value, seen["tpot"][95].value
     gpus = sum(plan.gpus.values())
-    return Variant(what, made.carried.value, ttft, tpot, gpus, plan.usd_per_h), rate
+    return Variant(what, made.goodput_rps.value, ttft, tpot, gpus, plan.usd_per_h), rate

@@ -43,8 +43,8 @@ def simulate(
 
     A plan card that `hetero plan ... --json` wrote is simulated as it stands: its replicas, engines
     and router, its targets and, with --rate, the arrivals that it was made for. Without --rate a
-    trace's own arrivals are played, or with --clients a closed loop, as most benchmarks of servers
-    are.
+    trace's own arrivals are simulated, or with --clients a closed loop, as most benchmarks of
+    servers are.
     """
     from hetero.apps.answers.simulation import simulation
     from hetero.progress import progress
@@ -88,7 +88,7 @@ def size(
     An integer program proposes fleets, simulation over several seeds decides, and a bound says
     what any fleet of these machines must cost with these step times; draws of their error say how
     often the fleet carries the load. With --curve machines are kept the whole day or rented by the
-    hour; with --autoscale an autoscaler is played beside that; with --spot cheaper machines that
+    hour; with --autoscale an autoscaler is simulated beside that; with --spot cheaper machines that
     vanish are mixed in.
     """
     from hetero.apps.answers import fleets

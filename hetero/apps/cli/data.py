@@ -66,5 +66,5 @@ def gpus(
     """What is measured, derived, estimated or assumed for every GPU, with its expected error."""
     from hetero.latency.calibration import known
 
-    text = known.markdown() if markdown else f"{known.known()}\n\n{known.levels()}\n"
+    text = known.markdown() if markdown else f"{known.gpus_table()}\n\n{known.levels_table()}\n"
     print(text, end="")

@@ -58,7 +58,7 @@ def card(
     from hetero.apps.cards.card import PlanCard
     from hetero.apps.cards.difference import difference
     from hetero.apps.cards.infeasible import NoPlanError
-    from hetero.apps.cards.sections import power as estimate
+    from hetero.apps.cards.sections import power_table as estimate
     from hetero.cluster import find
     from hetero.errors import require
 

@@ -67,7 +67,7 @@ class View(Shown):
     plan
         Replicas, the router, the rate that no router exceeds, GPUs left idle.
     requests
-        Lengths that are played; arrivals are drawn for each rate.
+        Lengths that are simulated; arrivals are drawn for each rate.
     run
         Every request, with samples of the replicas over time.
     metrics
@@ -190,7 +190,7 @@ def explore(
         Cluster, its name or its file; each machine is divided by the best tensor-parallel degree
         (Xiong et al.) under vLLM as it starts. Or a plan, or a deployment.
     workload
-        Trace, its name or its file; lengths and order are played, arrivals drawn.
+        Trace, its name or its file; lengths and order are simulated, arrivals drawn.
     rate_rps
         Offered load [requests/s].
     router
@@ -237,9 +237,9 @@ def explore(
             plan.deployment, chosen, draw, rates, [seed], measure=partial(_counted, slo=slo)
         ).frame
         curve = [*map(Point, others["rate_rps"], others["served_rps"], others["met_rps"])]
-    played = draw(rate_rps, seed)
-    sample_s = max(float(np.ptp(played.arrival_s)), 1e-9) / _SAMPLES
-    run = simulate(plan.deployment, played, deepcopy(chosen), seed=seed, sample_s=sample_s)
+    simulated = draw(rate_rps, seed)
+    sample_s = max(float(np.ptp(simulated.arrival_s)), 1e-9) / _SAMPLES
+    run = simulate(plan.deployment, simulated, deepcopy(chosen), seed=seed, sample_s=sample_s)
     begin_s, end_s = steady_s(run)
     seen = metrics(
         run, slo, warmup_s=begin_s, until_s=max(end_s, math.nextafter(begin_s, math.inf))

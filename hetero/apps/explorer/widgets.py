@@ -41,7 +41,7 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         What is chosen at first.
     source
         ``twin`` or ``real``, for shipped workloads.
-    played
+    simulated
         Requests that are taken of a workload.
 
     Attributes
@@ -62,12 +62,12 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         rate_rps: float = 10.0,
         slo: Slo | None = None,
         source: TraceSource = "twin",
-        played: int = 1500,
+        simulated: int = 1500,
     ) -> None:
         self._fleets = fleets or {one.name: one for one in clusters.clusters()}
         shipped: dict[str, Trace | str] = {name: name for name in workload.names(source)}
         self._workloads = dict(workloads) if workloads else shipped
-        self._source, self._played = source, played
+        self._source, self._simulated = source, simulated
         self.view: View | None = None
         slo = slo or Slo(ttft_s=1.0, tpot_s=0.1)
         self.cluster = _dropdown("cluster", list(self._fleets), cluster)
@@ -97,7 +97,7 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
                 self.router.value,
                 llm=self.model.value,
                 source=self._source,
-                requests=self._played,
+                requests=self._simulated,
             )
         except HeteroError as error:
             self.view = None

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeAlias
 
 from ruamel.yaml import YAML
 
-from hetero.apps.export import again, kubernetes, routing, skypilot, vllm
+from hetero.apps.export import kubernetes, read_back, routing, skypilot, vllm
 from hetero.apps.export.service import ServedEngine, Service
-from hetero.apps.serving import written
+from hetero.apps.serving import deployment_file
 from hetero.errors import ExportError, ParameterError, require
 from hetero.latency import storage
 from hetero.naming import one_line, slug
@@ -163,7 +163,7 @@ def _kubernetes(service: Service, _: Addresses) -> dict[str, str]:
         "pin it.\n"
     )
     own = {
-        name: again.yaml(head + "---\n".join(map(_yaml, found)), found)
+        name: read_back.yaml(head + "---\n".join(map(_yaml, found)), found)
         for name, found in kubernetes.manifests(service).items()
     }
     return {f"{name}.yaml": text for name, text in own.items()}
@@ -178,7 +178,7 @@ def _skypilot(service: Service, _: Addresses) -> dict[str, str]:
             f"# The port is open to the internet: give {vllm.KEY} a value, which engines ask of "
             "clients.\n"
         )
-        found[f"{name}.yaml"] = again.yaml(head + _yaml(task), [task])
+        found[f"{name}.yaml"] = read_back.yaml(head + _yaml(task), [task])
     return found
 
 
@@ -215,7 +215,7 @@ def _serve(service: Service, at: Addresses) -> dict[str, str]:
         # A key that is not set is none.
         keys = {one.name: vllm.KEY for one in service.servings}
         chosen: Builtin | str = router if isinstance(router, Builtin) else "hetero"
-        written.write(deployment, file, model=model, urls=urls, keys=keys, router=chosen)
+        deployment_file.write(deployment, file, model=model, urls=urls, keys=keys, router=chosen)
         return {
             path.relative_to(folder).as_posix(): (_HEAD if path == file else "")
             + path.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetero.apps.export.service import ServedEngine, Service
-from hetero.apps.serving import written
+from hetero.apps.serving import deployment_file
 from hetero.errors import DataError, ParameterError
 from hetero.routers import Builtin, PairShares, RangeShares
 
@@ -148,7 +148,7 @@ def named(service: Service) -> tuple[str | None, dict[str, Any]]:
     if not isinstance(service.router, Builtin) or service.deployment is None:
         return None, {}
     try:
-        found = written.named(service.router, service.deployment)
+        found = deployment_file.named(service.router, service.deployment)
     except ParameterError:
         return None, {}
     options = {"name": found} if isinstance(found, str) else dict(found)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import shlex
 from typing import Any, TypeAlias
 
-from hetero.apps.export import again, names, vllm
+from hetero.apps.export import names, read_back, vllm
 from hetero.apps.export.service import FIRST_PORT, ServedEngine, Service
 from hetero.errors import ExportError, require
 from hetero.naming import one_line, slug
@@ -97,9 +97,9 @@ def _run(service: Service, one: ServedEngine, nodes: int) -> str:
         notes += "export VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname -I | cut -d' ' -f1)\n"
     listen = f"--host 0.0.0.0 --port {FIRST_PORT}"
     if nodes == 1:
-        return again.script(f"{notes}{command} {listen}\n")
+        return read_back.script(f"{notes}{command} {listen}\n")
     joined = " ".join(vllm.together(nodes, '"$SKYPILOT_NODE_RANK"', '"$HEAD"'))
-    return again.script(
+    return read_back.script(
         f'{notes}HEAD=$(echo "$SKYPILOT_NODE_IPS" | head -n1)\n'
         f'if [ "$SKYPILOT_NODE_RANK" = 0 ]; then ROLE="{listen}"; else ROLE=--headless; fi\n'
         f"{command} {joined} $ROLE\n"

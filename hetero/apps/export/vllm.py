@@ -11,7 +11,7 @@ import json
 import shlex
 from dataclasses import dataclass, replace
 
-from hetero.apps.export import again
+from hetero.apps.export import read_back
 from hetero.apps.export.service import FIRST_PORT, VLLM, ServedEngine, Service
 from hetero.catalog import serving_engine
 from hetero.errors import ExportError, require
@@ -315,7 +315,7 @@ def scripts(service: Service) -> dict[str, str]:
             lines += ["", f"# {one_line(serving.name)}, {serving.phase}"]
             lines += [f"# Note: {one_line(note)}" for note in command.notes]
             lines.append(f"{command.text} &")
-        found[host] = again.script(
+        found[host] = read_back.script(
             "\n".join([*lines, "", "wait", ""]), [command.words for _, command in started]
         )
     return found

@@ -67,7 +67,7 @@ class ServedLog:
             none is named.
         """
         rows, layout = readers.opened(path, {})
-        frame = (readers.answered(rows, layout) if layout.tool else rows.frame).copy()
+        frame = (readers.answered_frame(rows, layout) if layout.tool else rows.frame).copy()
         numbers = [name for name in (*_COLUMNS[1:], "e2e_s") if name in frame]
         try:
             frame[numbers] = frame[numbers].replace("", np.nan).astype(np.float64)

@@ -65,7 +65,7 @@ from hetero.errors import ParameterError
 from hetero.grouping import grouped
 from hetero.latency.calibration import roofline_fit
 from hetero.latency.frames import derived_frame
-from hetero.latency.models.efficiencies import PARTS, calibrated, chip, sources
+from hetero.latency.models.efficiencies import PARTS, chip, fitted_frame, sources
 from hetero.latency.sources import measured
 from hetero.latency.tables import PHASES, Phase
 
@@ -138,7 +138,7 @@ def level_of(
     """
     if llm is not None and (name, llm) in _measured_pairs():
         return "measured"
-    if name in set(calibrated().loc[lambda rows: parts | ~rows["grid"].isin(PARTS), "gpu"]):
+    if name in set(fitted_frame().loc[lambda rows: parts | ~rows["grid"].isin(PARTS), "gpu"]):
         if tensor_parallel == 1 or _link_known(name):
             return "calibrated"
         return "same chip" if "several" in sources(name, parts=True) else "carried"
@@ -148,7 +148,7 @@ def level_of(
 @lru_cache(maxsize=256)
 def _link_known(name: str) -> bool:
     """Whether some calibration on the chip determined its kind of link, if with other values."""
-    frame = calibrated()
+    frame = fitted_frame()
     kind = link(find_gpu(name).link_type).kind
     return any(
         chip(row["gpu"]) == chip(name)
@@ -301,7 +301,7 @@ def _runs_of(
     shows: str = "step",
 ) -> tuple[pd.DataFrame, str]:
     """Runs of servers that tell an engine's error, and whose they are."""
-    rows = servers_held_out()
+    rows = servers_held_out_frame()
     rows = rows[rows[shows].notna()]
     usual = vendor in ("", "NVIDIA")
     nvidia = rows["gpu"].map(lambda name: find_gpu(name).vendor == "NVIDIA")
@@ -342,7 +342,7 @@ def _of_tables(level: Level, without: LeftOut = None) -> StepError:
     """The part of the error that tables show."""
     if level == "measured":
         return _between_engines()
-    frame = held_out()
+    frame = held_out_frame()
     frame = frame[frame["level"] == ("carried" if level == "same chip" else level)]
     if without is not None:
         frame = frame[~_is(frame, *without)]
@@ -416,13 +416,13 @@ def _between_engines() -> StepError:
 
 
 @lru_cache(maxsize=1)
-def held_out() -> pd.DataFrame:
+def held_out_frame() -> pd.DataFrame:
     """Errors of held-out tables, one row per table and phase, as committed."""
     return derived_frame("held_out")
 
 
 @lru_cache(maxsize=1)
-def servers_held_out() -> pd.DataFrame:
+def servers_held_out_frame() -> pd.DataFrame:
     """Errors of runs of servers that took no part in a fit, as committed."""
     return derived_frame("servers_held_out")
 

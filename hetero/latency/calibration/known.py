@@ -20,7 +20,7 @@ from hetero.latency.calibration.expected import (
     level_of,
 )
 from hetero.latency.frames import derived_frame
-from hetero.latency.models.efficiencies import calibrated, chip, lenders
+from hetero.latency.models.efficiencies import chip, chips_frame, fitted_frame
 
 _TABLES = {
     "aiconfigurator_steps": "operators",
@@ -30,7 +30,7 @@ _TABLES = {
 }
 
 
-def known(which: Sequence[Gpu] = ()) -> Table:
+def gpus_table(which: Sequence[Gpu] = ()) -> Table:
     """Per GPU, by default all: what was measured on it, others' times, error and price."""
     checked = {"yes": "confirmed", "partly": "partly confirmed"}
 
@@ -54,7 +54,7 @@ def known(which: Sequence[Gpu] = ()) -> Table:
         "Measured: operators (summed by aiconfigurator), layers (Helix, LLMServingSim), steps "
         "(Splitwise). Derived: roofline with efficiencies fitted to them. Estimated: those of "
         "another variant of the chip. Assumed: the median of every efficiency over the chips with "
-        f"several models, {lenders()['gpu'].map(chip).nunique()}; its error, of each left out.",
+        f"several models, {chips_frame()['gpu'].map(chip).nunique()}; its error, of each left out.",
         "No chip was measured in two variants: an estimated GPU is given the error of an assumed "
         "one, which overstates it.",
     )
@@ -63,7 +63,7 @@ def known(which: Sequence[Gpu] = ()) -> Table:
 
 def markdown() -> str:
     """The table as Markdown, with its notes."""
-    table = known()
+    table = gpus_table()
     lines = [
         "| " + " | ".join(column.heading for column in table.columns) + " |",
         "| " + " | ".join("---" for _ in table.columns) + " |",
@@ -86,7 +86,7 @@ def _models() -> dict[str, dict[str, set[str]]]:
 
 def _measured(name: str) -> str:
     kinds = _models().get(name, {})
-    if not kinds and "package" in set(calibrated()[calibrated()["gpu"] == name]["grid"]):
+    if not kinds and "package" in set(fitted_frame()[fitted_frame()["gpu"] == name]["grid"]):
         return "operators"
     runs = derived_frame("offline_compute")["gpu"]
     found = [f"{kind}: {', '.join(sorted(llms))}" for kind, llms in kinds.items()]
@@ -96,7 +96,7 @@ def _measured(name: str) -> str:
 
 def _of_servers(name: str) -> list[dict[Hashable, Any]]:
     """Calibrations on runs of servers."""
-    rows = calibrated()
+    rows = fitted_frame()
     rows = rows[(rows["gpu"] == name) & ~rows["grid"].isin(["published", "package"])]
     return rows.to_dict("records")
 
@@ -106,7 +106,7 @@ def _other(gpu: Gpu) -> str:
     if level == "calibrated":
         return served or "derived"
     if level == "same chip":
-        names = sorted({n for n in calibrated()["gpu"] if chip(n) == chip(gpu.name)})
+        names = sorted({n for n in fitted_frame()["gpu"] if chip(n) == chip(gpu.name)})
         return f"estimated from {' and '.join(names)}"
     if gpu.name in set(derived_frame("offline_compute")["gpu"]):
         lent = "compute fitted to runs, the rest lent by other GPUs"
@@ -130,7 +130,7 @@ def _price(gpu: Gpu) -> str:
     return "assumed" if gpu.price_source.startswith("assumed") else "listed"
 
 
-def levels() -> Table:
+def levels_table() -> Table:
     """Expected errors of the kinds of sources."""
     columns = (
         Column("source", of="level"),

@@ -42,7 +42,7 @@ _DIES = {"H200": "H100", "MI325X": "MI300X", "MI308X": "MI300X", "MI350X": "MI35
 
 
 @lru_cache(maxsize=1)
-def calibrated() -> pd.DataFrame:
+def fitted_frame() -> pd.DataFrame:
     """The committed calibrations, ``data/measured/efficiencies.csv``."""
     frame = derived_frame("efficiencies")
     return frame.assign(**{c: frame[c].fillna("").str.split() for c in ("estimated", "unmeasured")})
@@ -89,7 +89,7 @@ def sources(name: str, without: str = "", *, parts: bool = False) -> tuple[str, 
 
 def _of_chip(name: str, without: str = "", *, parts: bool = False) -> pd.DataFrame:
     """Rows of the chip of a GPU, else of its die; those of ``without`` do not count."""
-    frame = calibrated()
+    frame = fitted_frame()
     frame = frame[(frame["gpu"] != without) & (parts | ~frame["grid"].isin(PARTS))]
     rows = frame[frame["gpu"].map(chip) == chip(name)]
     return rows if len(rows) else frame[frame["gpu"].map(die) == die(name)]
@@ -146,11 +146,11 @@ def efficiency(gpu: Gpu, source: str | None = None, *, without: str = "") -> Eff
     exact = rows["gpu"] == gpu.name
     row = (rows[exact] if exact.any() else rows).iloc[0]
     medians = _lent(gpu, wanted, without)
-    carried = set(row["unmeasured"])
+    borrowed = set(row["unmeasured"])
     if _kind(gpu.link_type) != _kind(_link_of(row["gpu"])):
-        carried |= {"link_efficiency", "hop_latency_s"}
-    values = dict(row[list(VALUES)]) | {name: medians[name] for name in carried}
-    own = calibrated()[calibrated()["gpu"] == gpu.name]
+        borrowed |= {"link_efficiency", "hop_latency_s"}
+    values = dict(row[list(VALUES)]) | {name: medians[name] for name in borrowed}
+    own = fitted_frame()[fitted_frame()["gpu"] == gpu.name]
     if source is None and without != gpu.name and not exact.any() and len(own):
         # Variants differ in their memory: an older calibration of this very one knows it.
         for name in _MEMORY:
@@ -158,7 +158,7 @@ def efficiency(gpu: Gpu, source: str | None = None, *, without: str = "") -> Eff
                 values[name] = own.iloc[0][name]
     return Efficiency.of(
         values.values(),
-        estimated=tuple(name for name in VALUES if name in carried or name in row["estimated"]),
+        estimated=tuple(name for name in VALUES if name in borrowed or name in row["estimated"]),
         source=f"calibrated on {row['source']} ({row['engine']}, {row['gpu']})",
         provenance="derived" if row["gpu"] == gpu.name else "estimated",
     )
@@ -176,7 +176,7 @@ def _lent(gpu: Gpu, source: str = "", without: str = "") -> dict[str, float]:
 @lru_cache(maxsize=8)
 def _staged_gbs(without: str) -> float:
     """Bandwidth [GB/s] of all-reduces through the host's memory: T4 and L4 reach one, 4.0."""
-    frame = lenders()
+    frame = chips_frame()
     measured = np.array(["link_efficiency" not in names for names in frame["estimated"]])
     rows = frame[measured & frame["gpu"].map(chip).isin(_STAGED) & (frame["gpu"] != without)]
     reached = rows["link_efficiency"] * rows["gpu"].map(lambda name: gpu(name).link_gbs)
@@ -212,20 +212,20 @@ def _kind(link_type: str) -> str:
     return link(link_type).kind
 
 
-def lenders() -> pd.DataFrame:
+def chips_frame() -> pd.DataFrame:
     """Calibrations that lend values to other chips: those on whole replicas of several models.
 
     A layer profile has one model or two on one GPU or two, which does not tell efficiencies from
     overheads: its values hold together, for the chip that it was made on. Blackwell speaks through
     B200 alone.
     """
-    frame = calibrated()
+    frame = fitted_frame()
     return frame[(frame["grid"] == "published") & (frame["source"] != "profiles")]
 
 
 @lru_cache(maxsize=64)
 def _medians(link_type: str, source: str = "", without: str = "") -> dict[str, float]:
-    frame = lenders()
+    frame = chips_frame()
     frame = frame[frame["gpu"] != without]
     chips, kinds = frame["gpu"].map(chip), frame["gpu"].map(_link_of).map(_kind)
     found = {}

@@ -21,7 +21,7 @@ back (combine C); what does not hide behind compute is added:
 
 In decode ``T`` contains the time to read the cache of the batch, and experts work on two
 micro-batches at the efficiency of small products. What the program does oddly is listed, and
-mended, by :class:`~hetero.latency.models.reference_quirks.Oddities`.
+mended, by :class:`~hetero.latency.models.reference_quirks.Quirks`.
 
 Notes
 -----
@@ -89,7 +89,7 @@ class DecodeTime:
 class MoeModel(MoeCosts):
     """Prefill and decode times of a model on islands of one GPU type.
 
-    Its parameters, the model, the GPU and the oddities that are kept, are those of
+    Its parameters, the model, the GPU and the quirks that are kept, are those of
     :class:`~hetero.latency.models.moe_costs.MoeCosts`.
 
     Source: Rignall, section 4.2: Shallowsim, step times of mixtures of experts; t_prefill, t_i.
@@ -121,7 +121,7 @@ class MoeModel(MoeCosts):
         """
         s, r = np.asarray(length_tokens, np.float64), np.asarray(hit_rate, np.float64)
         _require(bool(np.all((s >= 0) & (r >= 0) & (r <= 1))), "lengths >= 0 and hits of 0 to 1")
-        if self.oddities.hits_recomputed:
+        if self.quirks.hits_recomputed:
             return self.prefill_step(s, s * s / 2.0, tp=tp, dp=dp, fresh=1.0 - r)
         n = (1.0 - r) * s
         return self.prefill_step(n, n * (r * s + n / 2.0), tp=tp, dp=dp)
@@ -143,11 +143,11 @@ class MoeModel(MoeCosts):
             *(np.asarray(a, np.float64) for a in (tokens, pairs, tp, dp, fresh))
         )
         _require(bool(np.all((t >= 1) & (g >= 1))), "tp and dp of 1 or more")
-        m, d, odd = self.llm, self.device, self.oddities
+        m, d, quirks = self.llm, self.device, self.quirks
         query, down, up, output = self._projections
         width = m.qk_rope_head_dim + m.qk_nope_head_dim + m.v_head_dim
         per_pair = m.heads * (width if m.latent else 2 * m.head_dim)
-        core = 2e-9 * ((2.0 if odd.no_causal_mask else 1.0) * p * per_pair + n * output)
+        core = 2e-9 * ((2.0 if quirks.no_causal_mask else 1.0) * p * per_pair + n * output)
         whole = self._attention(2e-9 * n * (query + f * down + up), core, prefill=True)
         split = self._split(whole, n, t)
         dense = self._dense(n, t, prefill=True)
@@ -160,11 +160,11 @@ class MoeModel(MoeCosts):
             dispatch, combine = self._prefill_exchange(n, t, g)
         else:
             dispatch = combine = np.zeros_like(n)
-        first = (whole if odd.dense_undivided else split) + dense
+        first = (whole if quirks.dense_undivided else split) + dense
         compute = m.dense_layers * first + m.moe_layers * (split + shared + routed)
         hidden = np.maximum(0.0, combine - split - shared) + np.maximum(0.0, dispatch - routed)
         return PrefillTime(
-            dense_attention_ms=whole if odd.dense_undivided else split,
+            dense_attention_ms=whole if quirks.dense_undivided else split,
             dense_mlp_ms=dense,
             attention_ms=split,
             shared_ms=shared,
@@ -209,7 +209,7 @@ class MoeModel(MoeCosts):
         )
         _require(bool(np.all((s >= 0) & (b > 0) & (t >= 1) & (e >= 1))), "batch, tp, gpus above 0")
         most = self.max_batch(s, tp=t, gpus=e, output_tokens=out)
-        if self.oddities.large_batch_dropped:
+        if self.quirks.large_batch_dropped:
             fits = b <= most
         else:
             b = np.minimum(b, np.floor(most))
@@ -232,16 +232,16 @@ class MoeModel(MoeCosts):
         micro_batches: int = 2,
     ) -> dict[str, Floats]:
         """The times of :class:`DecodeTime`, whether or not the batch fits."""
-        m, d, odd = self.llm, self.device, self.oddities
+        m, d, quirks = self.llm, self.device, self.quirks
         s, b, t, e = length_tokens, batch, tp, gpus
-        group = b if odd.group_batch_mixed else b * t
+        group = b if quirks.group_batch_mixed else b * t
         projections, output, per_pair = self._absorbed
         core = 2e-9 * group * (s * per_pair + output)
         cached = s * m.kv_values_per_token_layer() * group / self._shards(t)
         whole = self._attention(2e-9 * group * projections, core, prefill=False)
         read = self._cache_ms(cached)
         split = self._split(whole, group, t) + read
-        first = whole + read if odd.dense_undivided else split
+        first = whole + read if quirks.dense_undivided else split
         dense = self._dense(b, t, prefill=False)
         zero = np.zeros_like(split)
         shared = routed = dispatch = combine = zero
@@ -322,8 +322,8 @@ class MoeModel(MoeCosts):
             (label, how, *(float(getattr(x, f"{n}_ms")) for n in names), float(total))
             for label, how, x, total in rows
         )
-        kept = self.oddities.kept
-        note = f"Oddities kept: {kept}." if kept else "All oddities mended."
+        kept = self.quirks.kept
+        note = f"Quirks kept: {kept}." if kept else "All quirks mended."
         return Table(f"{self.llm.name} on {self.device.name}", columns, cells, (note,))
 
 

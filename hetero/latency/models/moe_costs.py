@@ -12,7 +12,7 @@ from hetero.catalog import Llm
 from hetero.display import Shown
 from hetero.errors import ParameterError
 from hetero.latency.models.moe_devices import MoeDevice
-from hetero.latency.models.reference_quirks import FAITHFUL, Oddities
+from hetero.latency.models.reference_quirks import FAITHFUL, Quirks
 
 #: Share of the peak of fp8 and fp16 units that attention kernels reach.
 KERNEL = 0.7
@@ -40,20 +40,20 @@ class MoeCosts(Shown):
         Any model of the catalog; weights and cache take one byte per value.
     device
         The GPU, see :func:`~hetero.latency.models.moe_devices.moe_device`.
-    oddities
-        Which oddities of the original are kept; all by default.
+    quirks
+        Which quirks of the original are kept; all by default.
     """
 
     llm: Llm
     device: MoeDevice
-    oddities: Oddities = FAITHFUL
+    quirks: Quirks = FAITHFUL
 
     def __post_init__(self) -> None:
-        if not self.llm.moe_layers and self.oddities.dense_undivided:
+        if not self.llm.moe_layers and self.quirks.dense_undivided:
             raise ParameterError(
                 f"{self.llm.name} has dense layers only, which the original model does not "
                 "divide over GPUs.",
-                resolve="mend at least oddity h, or pass oddities=CORRECTED.",
+                resolve="mend at least quirk h, or pass oddities=CORRECTED.",
             )
 
     # Shape ----------------------------------------------------------------------------------
@@ -92,11 +92,11 @@ class MoeCosts(Shown):
 
     def _move_ms(self, values: Floats | float, gbs: float | Floats) -> Floats:
         """Time to move one-byte values [ms]."""
-        return np.asarray(values / (2**20 if self.oddities.mixed_units else 1e6) / gbs)
+        return np.asarray(values / (2**20 if self.quirks.mixed_units else 1e6) / gbs)
 
     def _cache_ms(self, values: Floats) -> Floats:
         """Time to read the KV cache [ms]."""
-        unit = 2**30 / 1e3 if self.oddities.mixed_units else 1e6
+        unit = 2**30 / 1e3 if self.quirks.mixed_units else 1e6
         return np.asarray(values / unit / self.device.memory_gbs)
 
     def _attention(self, gflop: Floats, core_gflop: Floats, *, prefill: bool) -> Floats:
@@ -119,22 +119,22 @@ class MoeCosts(Shown):
         values = float(self._matrices * self.llm.hidden * self.llm.intermediate)
         time = 2e-9 * tokens * values / self.device.tflops("fp4", prefill=prefill)
         time = time + self._move_ms(values, self.device.memory_gbs)
-        return np.asarray(time if self.oddities.dense_undivided else time / tp)
+        return np.asarray(time if self.quirks.dense_undivided else time / tp)
 
     # Products of experts and all-to-all ------------------------------------------------------
 
     def efficiency(self, tokens_per_expert: Floats) -> Floats:
         """Share of peak that an expert's product of so many tokens reaches."""
         whole = np.floor(tokens_per_expert)
-        if self.oddities.expert_table_ends and bool(np.any(whole >= 65536)):
+        if self.quirks.expert_table_ends and bool(np.any(whole >= 65536)):
             raise ParameterError(
                 f"{np.max(whole):.0f} tokens per expert are more than the 65,535 that the "
                 "original model knows efficiencies of.",
-                resolve="use smaller batches, or mend oddity e.",
+                resolve="use smaller batches, or mend quirk e.",
             )
         name = self.device.name
         h20 = name.startswith("H20") and (
-            self.oddities.h20_table_on_h200 or not name.startswith("H200")
+            self.quirks.h20_table_on_h200 or not name.startswith("H200")
         )
         table = _EFFICIENCY_H20 if h20 else _EFFICIENCY
         # frexp: exponent of the power of two strictly above a whole number.
@@ -150,14 +150,14 @@ class MoeCosts(Shown):
         else:
             # Every GPU of a node sends a token once to each other node that it visits.
             nodes: Floats | float = float(min(NODE_LIMIT, m.experts_active))
-            if not self.oddities.always_four_nodes:
+            if not self.quirks.always_four_nodes:
                 nodes = np.minimum(nodes, np.ceil(tp * dp / node))
             size = self._move_ms((nodes - 1.0) * (node / tp) * n * m.hidden, node * d.network_gbs)
-            if not self.oddities.always_four_nodes:
+            if not self.quirks.always_four_nodes:
                 inside = np.minimum(tp * dp, node)
                 sent = (1.0 - 1.0 / inside) * m.experts_active * (n / tp) * m.hidden
                 size = np.where(nodes > 1, size, self._move_ms(sent, d.link_gbs))
-        half = 0.5 if self.oddities.dispatch_halved or d.fp4 else 1.0
+        half = 0.5 if self.quirks.dispatch_halved or d.fp4 else 1.0
         return half * size + PREFILL_A2A_MS, 2.0 * size + PREFILL_A2A_MS
 
     def _decode_exchange(
@@ -165,7 +165,7 @@ class MoeCosts(Shown):
     ) -> tuple[Floats, Floats]:
         d, m = self.device, self.llm
         inside = e <= d.gpus_per_node
-        if self.oddities.always_four_nodes and d.gpus_per_node <= 8:
+        if self.quirks.always_four_nodes and d.gpus_per_node <= 8:
             inside = e == d.gpus_per_node
         values = b * m.hidden * m.experts_active
         size = self._move_ms(values, np.where(inside, d.link_gbs, d.network_gbs))
@@ -188,14 +188,14 @@ class MoeCosts(Shown):
         held = self.experts_per_gpu(gpus) + m.shared_experts if m.experts else 0.0 * t
         experts = m.moe_layers * (m.experts + m.shared_experts) * m.expert_params
         other, gib = m.params - m.layers * m.attention_params - experts, 2.0**30
-        if self.oddities.memory_in_millions:
+        if self.quirks.memory_in_millions:
             exact = (other / gib, m.attention_params / 1e6, m.expert_params / 1e6)
             rest, attention, expert = _MEMORY_RULE.get(m.name, exact)
             used = rest + attention * m.layers / t / 1024 + expert * m.moe_layers * held / 1024
         else:
             used = other + m.layers * m.attention_params / t + m.moe_layers * held * m.expert_params
             used = used / gib
-        if not self.oddities.dense_undivided:
+        if not self.quirks.dense_undivided:
             used = used - m.dense_layers * m.mlp_params / gib * (1.0 - 1.0 / t)
         return np.asarray((MEMORY_SHARE * self.device.gpu.mem_gib - used) * gib)
 

@@ -9,8 +9,8 @@ from hetero.errors import ParameterError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Oddities(Shown):
-    """Oddities of the model that Rignall's scheduler was evaluated with; True keeps one.
+class Quirks(Shown):
+    """Quirks of the model that Rignall's scheduler was evaluated with; True keeps one.
 
     Attributes
     ----------
@@ -71,31 +71,31 @@ class Oddities(Shown):
 
     @property
     def kept(self) -> str:
-        """Letters of the oddities that are kept."""
+        """Letters of the quirks that are kept."""
         return "".join(letter for letter, name in LETTERS.items() if getattr(self, name))
 
-    def mend(self, letters: str) -> Oddities:
-        """The same with the oddities of these letters mended."""
+    def mend(self, letters: str) -> Quirks:
+        """The same with the quirks of these letters mended."""
         unknown = sorted(set(letters) - LETTERS.keys())
         if unknown:
             raise ParameterError(
-                f"No oddity has the letter '{unknown[0]}'.", resolve=f"use {''.join(LETTERS)}."
+                f"No quirk has the letter '{unknown[0]}'.", resolve=f"use {''.join(LETTERS)}."
             )
         return replace(self, **{LETTERS[letter]: False for letter in letters})
 
     def table(self) -> Table:
-        """One row per oddity and whether it is kept."""
+        """One row per quirk and whether it is kept."""
         columns = (
             Column("letter", of=lambda item: item[0]),
             Column("oddity", of=lambda item: item[1].replace("_", " ")),
             Column("state", of=lambda item: "kept" if getattr(self, item[1]) else "mended"),
         )
-        return Table.of("Oddities", columns, LETTERS.items())
+        return Table.of("Quirks", columns, LETTERS.items())
 
 
 #: Name of the switch by letter.
-LETTERS = {chr(ord("a") + k): field.name for k, field in enumerate(fields(Oddities))}
+LETTERS = {chr(ord("a") + k): field.name for k, field in enumerate(fields(Quirks))}
 #: The model as its program computes it.
-FAITHFUL = Oddities()
-#: Every oddity mended.
-CORRECTED = Oddities().mend("".join(LETTERS))
+FAITHFUL = Quirks()
+#: Every quirk mended.
+CORRECTED = Quirks().mend("".join(LETTERS))

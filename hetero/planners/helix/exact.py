@@ -81,9 +81,9 @@ def exact(
     x = program.variables(len(spots), integer=True, upper=counts[group])
     f = program.variables(len(entries), objective=(entry == 0).astype(float))
     program.entries(program.rows(len(counts), upper=counts)[group], x, 1.0)
-    carried = program.rows(len(spots), upper=0.0)
-    program.entries(carried[of], f, 1.0)
-    program.entries(carried, x, -rate)
+    served = program.rows(len(spots), upper=0.0)
+    program.entries(served[of], f, 1.0)
+    program.entries(served, x, -rate)
     program.entries(program.rows(1, lower=known * (1 + 1e-6), upper=upper)[0], f[entry == 0], 1.0)
     # Every layer is held by nodes that together carry what is sought.
     covered = program.rows(layers, lower=known * (1 + 1e-6))

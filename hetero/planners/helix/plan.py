@@ -145,7 +145,7 @@ def plan_of_layers(
     bound_rps: float | None = None,
     evidence: object = None,
 ) -> Plan:
-    """A plan of layers placed over a network, played by the simulator of pipelines."""
+    """A plan of layers placed over a network, simulated by the simulator of pipelines."""
     costs, placement = ground.costs(question), network.placement
     engine = question.engine.limits(*(machine.gpu for machine in costs.machines))
     prompt_tokens = engine.max_step_tokens / float(engine.max_batch)

@@ -15,7 +15,7 @@ from hetero.cluster import Cluster
 from hetero.errors import CatalogError, ParameterError
 from hetero.latency.models.moe import MoeModel
 from hetero.latency.models.moe_devices import MoeDevice, moe_device
-from hetero.latency.models.reference_quirks import FAITHFUL, Oddities
+from hetero.latency.models.reference_quirks import FAITHFUL, Quirks
 from hetero.planners.rignall.parallelism import (
     READINGS,
     Benchmark,
@@ -50,8 +50,8 @@ class IslandModel:
         Mean output, which sets the time of a decode, and largest, which memory must hold
         (section 4.3.2). The thesis takes one mean for all lengths; an array of shape (J,) has
         one per range.
-    reading, oddities
-        What throughput counts, and which oddities of the latency model are kept.
+    reading, quirks
+        What throughput counts, and which quirks of the latency model are kept.
     devices
         GPUs of the user's own, found before those of the catalog, such as :func:`devices_of`
         a cluster file.
@@ -70,7 +70,7 @@ class IslandModel:
     output_tokens: int | Ints
     max_output_tokens: int
     reading: Reading = READINGS["fitting"]
-    oddities: Oddities = FAITHFUL
+    quirks: Quirks = FAITHFUL
     devices: tuple[MoeDevice, ...] = ()
     _timed: dict[tuple[str, int, Phase], Benchmark] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ class IslandModel:
         limit_tokens: int | None = None,
         model: Llm | None = None,
         reading: Reading = READINGS["fitting"],
-        oddities: Oddities = FAITHFUL,
+        quirks: Quirks = FAITHFUL,
         devices: tuple[MoeDevice, ...] = (),
     ) -> IslandModel:
         """Islands for input lengths in ranges of ``width_tokens``; empty ranges are left out.
@@ -113,7 +113,7 @@ class IslandModel:
             output_tokens,
             max_output_tokens,
             reading,
-            oddities,
+            quirks,
             devices,
         )
 
@@ -126,7 +126,7 @@ class IslandModel:
         by_range: bool = False,
         model: Llm | None = None,
         reading: Reading = READINGS["fitting"],
-        oddities: Oddities = FAITHFUL,
+        quirks: Quirks = FAITHFUL,
         devices: tuple[MoeDevice, ...] = (),
     ) -> IslandModel:
         """Islands for the lengths of a trace: its mean output, rounded, and its largest.
@@ -141,7 +141,7 @@ class IslandModel:
             max_output_tokens=int(trace.output_tokens.max()),
             model=model,
             reading=reading,
-            oddities=oddities,
+            quirks=quirks,
             devices=devices,
         )
         if not by_range:
@@ -162,7 +162,7 @@ class IslandModel:
 
     def latency(self, gpu: str) -> MoeModel:
         """Latency model of the GPU."""
-        return MoeModel(self.llm, self.device(gpu), self.oddities)
+        return MoeModel(self.llm, self.device(gpu), self.quirks)
 
     def benchmark(self, gpu: str, size: int, phase: Phase) -> Benchmark:
         """Throughput of all configurations of an island; timed on the first call."""

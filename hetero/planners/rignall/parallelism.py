@@ -243,7 +243,7 @@ def benchmark_decode(
         max_output_tokens=max_output_tokens,
     )
     fits = np.isfinite(time)
-    if not model.oddities.large_batch_dropped:
+    if not model.quirks.large_batch_dropped:
         most = np.floor(model.max_batch(lengths, tp=t, gpus=gpus, output_tokens=max_output_tokens))
         batch = np.minimum(batch, np.maximum(most, 0.0).astype(np.int64))
     advanced = decoding(model, how, batch, t, gpus)
@@ -259,8 +259,8 @@ def decoding(
     b, t, e = (np.asarray(a, np.float64) for a in (batch, tp, gpus))
     if how.decode_batch == "one":
         return np.ones(np.broadcast_shapes(b.shape, t.shape, e.shape))
-    # Without oddity j the batch is that of a GPU everywhere.
-    groups = how.decode_batch == "group" and model.oddities.group_batch_mixed
+    # Without quirk j the batch is that of a GPU everywhere.
+    groups = how.decode_batch == "group" and model.quirks.group_batch_mixed
     return b * e / t if groups else np.asarray(b * e)
 
 

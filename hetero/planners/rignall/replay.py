@@ -1,4 +1,4 @@
-"""A plan of islands as a deployment and a router, to be played against a trace."""
+"""A plan of islands as a deployment and a router, to be simulated against a trace."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def replica(
         engine = Engine(max_step_tokens=1)
         tokens = free / (per_token / tp)
     else:
-        whole = model.reading.decode_batch == "gpu" or not model.oddities.group_batch_mixed
+        whole = model.reading.decode_batch == "gpu" or not model.quirks.group_batch_mixed
         copies = gpus if whole else gpus // tp
         step = decode_group(latency, tp=tp, gpus=gpus, copies=copies, max_batch=BATCH_MOST).model
         engine = replace(engine, max_batch=BATCH_MOST * copies)

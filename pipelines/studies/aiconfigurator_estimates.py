@@ -25,7 +25,7 @@ import pandas as pd
 from hetero import paths
 from hetero.errors import ParameterError
 from pipelines.studies import operators, servers
-from pipelines.studies.calibration import KEYS, LEFT_OUT, paired
+from pipelines.studies.calibration import KEYS, LEFT_OUT, pair
 from pipelines.studies.servers import ServerRun
 
 PYTHON: Final = "HETERO_AICONFIGURATOR"
@@ -57,7 +57,7 @@ def asked() -> tuple[ServerRun, ...]:
     return tuple(run for run in found if run.gpu in _SYSTEMS)
 
 
-def estimates() -> pd.DataFrame:
+def estimates_frame() -> pd.DataFrame:
     """Its estimate of every run it can be asked about.
 
     Returns
@@ -119,13 +119,13 @@ def question(run: ServerRun) -> dict[str, Any]:
     }
 
 
-def joined(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
+def joined_frame(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     """Its estimates with our errors of one test on the same run, ``there`` behind ours."""
     kinds = theirs.groupby("estimate", sort=False)
-    return pd.concat([paired(rows, ours) for _, rows in kinds], ignore_index=True)
+    return pd.concat([pair(rows, ours) for _, rows in kinds], ignore_index=True)
 
 
-def beside(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
+def comparison_frame(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     """Median sizes of our errors and of its own on the same runs [%].
 
     Parameters
@@ -140,7 +140,7 @@ def beside(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for test in (*LEFT_OUT, "default"):
-        both = joined(ours[ours["test"] == test], theirs)
+        both = joined_frame(ours[ours["test"] == test], theirs)
         for (estimate, gpu), part in both.groupby(["estimate", "gpu"], sort=False):
             for label in _LABELS.values():
                 own = part[f"{label} there"].abs()

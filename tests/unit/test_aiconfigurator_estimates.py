@@ -11,7 +11,7 @@ import pytest
 from hetero.catalog import llm
 from hetero.errors import ParameterError
 from hetero.workload import Trace
-from pipelines.studies import aiconfigurator_beside as beside
+from pipelines.studies import aiconfigurator_estimates as beside
 from pipelines.studies import calibration, servers
 
 BATCH = servers.ServerRun(
@@ -46,7 +46,9 @@ def test_whose_error_is_smaller_is_counted_on_the_same_runs() -> None:
         {**keys, "estimate": "IFB", "TPOT": [2.0, 1.0, -9.0], "E2E": [1.0, 8.0, np.nan]}
     )
     missing = {"TTFT": np.nan}
-    rows = beside.beside(ours.assign(**missing), theirs.assign(**missing)).to_dict("records")
+    rows = beside.comparison_frame(ours.assign(**missing), theirs.assign(**missing)).to_dict(
+        "records"
+    )
     assert [(row["quantity"], row["runs"], row["ours"], row["theirs"]) for row in rows] == [
         ("TPOT", 3, 2.0, 2.0),
         ("E2E", 1, 9.0, 8.0),
@@ -78,6 +80,6 @@ def test_a_kept_estimate_comes_out(monkeypatch, need) -> None:
         pytest.skip(str(error))
     run = next(run for run in beside.asked() if run.gpu == "H100-SXM" and run.source == "argonne")
     monkeypatch.setattr(beside, "asked", lambda: (run,))
-    made = beside.estimates().rename(columns=lambda name: name.removesuffix("_percent"))
-    both = calibration.paired(made, calibration.read("aiconfigurator_servers"))
+    made = beside.estimates_frame().rename(columns=lambda name: name.removesuffix("_percent"))
+    both = calibration.pair(made, calibration.read("aiconfigurator_servers"))
     assert both["e2e_ms"].tolist() == pytest.approx(both["e2e_ms there"].tolist(), rel=1e-3)

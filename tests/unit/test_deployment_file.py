@@ -7,7 +7,7 @@ import pytest
 
 from hetero import catalog, cluster
 from hetero.apps.serving import settings
-from hetero.apps.serving.written import write
+from hetero.apps.serving.deployment_file import write
 from hetero.deployment import Deployment, KvLink, Replica
 from hetero.engines import replicated
 from hetero.errors import ParameterError
