@@ -56,11 +56,6 @@ def bench(*, requests: int = 400, rounds: int = 5, progress: Say = silent) -> Se
         Requests of each kind, router and round, eight at once.
     rounds
         Rounds of which the median counts.
-
-    Raises
-    ------
-    EndpointError
-        If a request fails or a process does not start.
     """
     rows: list[tuple[str, float, str, int]] = []
     with contextlib.ExitStack() as ends:

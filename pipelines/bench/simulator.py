@@ -7,6 +7,7 @@ fleet; overload is twice saturation.
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from hetero import catalog, workload
+from hetero import catalog, paths, workload
 from hetero.cluster import cluster
 from hetero.deployment import Deployment, Engine
 from hetero.display import Column, Table
@@ -44,7 +45,6 @@ from hetero.simulator.sustained import saturation
 from hetero.streams import stream
 from hetero.timings import Timing
 from hetero.workload import Trace, datasets
-from pipelines.bench import peers
 from pipelines.bench.measured import Measured, Say, silent, stopwatch
 
 LOADS = (0.7, 2.0)
@@ -52,6 +52,75 @@ LOADS = (0.7, 2.0)
 
 TRACE = "azure2023_conv"
 """Trace whose lengths the requests have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One program in one configuration, run on few and on many requests.
+
+    Attributes
+    ----------
+    requests, cpu_s
+        Requests and CPU time of the larger run.
+    requests_per_cpu_s
+        Of that run, start-up included.
+    marginal_per_cpu_s
+        Requests per CPU second between the two runs: what it takes without its start-up.
+    """
+
+    program: str
+    repository: str
+    commit: str
+    configuration: str
+    requests: int
+    cpu_s: float
+    marginal_per_cpu_s: float
+
+    @property
+    def requests_per_cpu_s(self) -> float:
+        """Requests per CPU second of the larger run."""
+        return self.requests / self.cpu_s
+
+
+def peers() -> tuple[Peer, ...]:
+    """The peers of ``data/published/peers.csv``.
+
+    Examples
+    --------
+    >>> [round(peer.requests_per_cpu_s) for peer in peers()]
+    [639, 153, 307, 479, 1]
+    """
+    runs: dict[tuple[str, str, str, str], list[tuple[int, float]]] = {}
+    with paths.data("published", "peers.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            names = (row["program"], row["repository"], row["commit"], row["configuration"])
+            runs.setdefault(names, []).append((int(row["requests"]), float(row["cpu_s"])))
+    found = []
+    for names, pairs in runs.items():
+        (few, less), (many, more) = min(pairs), max(pairs)
+        found.append(Peer(*names, many, more, (many - few) / (more - less)))
+    return tuple(found)
+
+
+def peer_table(own_per_cpu_s: float) -> Table:
+    """Peers beside what this library reaches on the same trace, without start-up on both sides."""
+    columns = (
+        Column("program"),
+        Column("configuration"),
+        Column("requests"),
+        Column("whole run", "requests/CPU s", 3, of="requests_per_cpu_s"),
+        Column("without start-up", "requests/CPU s", 3, of="marginal_per_cpu_s"),
+        Column(
+            "hetero", "times as fast", 3, of=lambda peer: own_per_cpu_s / peer.marginal_per_cpu_s
+        ),
+    )
+    return Table.of(
+        "Peers on the conversation trace (measured apart, quoted)",
+        columns,
+        peers(),
+        "Each on its own models and hardware tables, 2 cores of an AMD EPYC virtual machine; "
+        "commits and run times in data/published/peers.csv.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +221,7 @@ class SimulatorBench(Measured):
 
     def tables(self) -> tuple[Table, ...]:
         """All tables, the peers last."""
-        return self.table(), self.other_table(), peers.table(self.recorded.requests_per_cpu_s)
+        return self.table(), self.other_table(), peer_table(self.recorded.requests_per_cpu_s)
 
     @property
     def timings(self) -> tuple[Timing, ...]:
@@ -187,7 +256,7 @@ class SimulatorBench(Measured):
                     "requests_per_cpu_s": peer.requests_per_cpu_s,
                     "times_as_fast": own / peer.marginal_per_cpu_s,
                 }
-                for peer in peers.peers()
+                for peer in peers()
             ],
         }
 

@@ -14,9 +14,17 @@ from hetero import paths, workload
 from hetero.deployment import Engine
 from hetero.routers import Router
 from hetero.timings import timings
-from pipelines.bench import peers, recorded
+from pipelines.bench import recorded
 from pipelines.bench.commands import BENCHES
-from pipelines.bench.simulator import LOADS, FreestCache, SimulatorBench, Speed, fleet, requests
+from pipelines.bench.simulator import (
+    LOADS,
+    FreestCache,
+    SimulatorBench,
+    Speed,
+    fleet,
+    peers,
+    requests,
+)
 
 
 def test_the_smallest_run_measures_everything(run: Any) -> None:
@@ -100,8 +108,8 @@ def test_tables_say_how_loaded_how_fast_and_beside_whom() -> None:
 def test_peers_are_those_of_the_file() -> None:
     with paths.data("published", "peers.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * len(peers.peers())
-    for peer in peers.peers():
+    assert len(rows) == 2 * len(peers())
+    for peer in peers():
         mine = [r for r in rows if r["configuration"] == peer.configuration]
         assert peer.requests == max(int(r["requests"]) for r in mine)
         assert peer.requests_per_cpu_s == peer.requests / peer.cpu_s
