@@ -27,8 +27,7 @@ from typing import Any
 
 from hetero import paths
 from hetero.errors import DataError, HeteroError, ParameterError
-from hetero.files import move, sync
-from hetero.rows import parse_yaml
+from hetero.files import move, parse_yaml, sync
 from pipelines import dependencies, environment, schema, source
 
 #: What the runner itself sets in every notebook, beside the parameters of its section.

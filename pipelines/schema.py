@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from hetero import paths
 from hetero.errors import DataError, ParameterError
-from hetero.rows import parse_yaml
+from hetero.files import parse_yaml
 from pipelines.sections import SECTIONS, Section
 
 Profile = Literal["smoke", "default", "paper"]

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from hetero import catalog
 from hetero.catalog.gpus import skypilot_names
 from hetero.errors import CatalogError
+from hetero.files import parse_yaml
 from hetero.grouping import summed
 from hetero.naming import good, one_line, slug
-from hetero.rows import parse_yaml
 
 if TYPE_CHECKING:
     from hetero.cluster.topology import Cluster

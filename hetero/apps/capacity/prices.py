@@ -31,8 +31,8 @@ from hetero.catalog import Gpu, Link
 from hetero.cluster import Cluster, Machine
 from hetero.cluster.file import GpuText
 from hetero.errors import CatalogError, DataError, ParameterError, require, require_not_negative
+from hetero.files import parse_yaml
 from hetero.naming import Name, good, slug
-from hetero.rows import parse_yaml
 
 _SIZES = (1, 2, 4, 8)
 _START_S = 300.0

@@ -16,12 +16,12 @@ from hetero.apps.refitted import refitted
 from hetero.catalog import Gpu
 from hetero.deployment import Batching, Deployment, Engine, Replica
 from hetero.errors import DataError, HeteroError, ParameterError
+from hetero.files import parse_yaml
 from hetero.latency import storage
 from hetero.latency.step import StepModel
 from hetero.naming import Line, Name
 from hetero.routers import factories
 from hetero.routers.base import Builtin
-from hetero.rows import parse_yaml
 
 # What is larger is a slip of the keyboard, and overflows the dispatcher's records or its memory.
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
