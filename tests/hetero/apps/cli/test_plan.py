@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hetero.apps.cards.card import PlanCard
+from tests.hetero.apps.cards.quick_cards import PAIR as FLEET
+from tests.hetero.apps.cards.quick_cards import little, pair
+
+ASKED = (FLEET, "--model", "Llama-3-8B", "--slo", "ttft=2s,tpot=100ms")
+
+
+@pytest.fixture(autouse=True)
+def _little(monkeypatch):
+    little(monkeypatch)
+
+
+def test_a_card_as_json_page_and_text_and_against_another(said, refused, monkeypatch, tmp_path):
+    page, kept = tmp_path / "card.html", tmp_path / "card.json"
+    out = said("plan", *ASKED, "--rate", "1", "--json", "--html", page, "-o", kept)
+    assert out == kept.read_text()
+    card = PlanCard.load(kept)
+    assert page.read_text() == card.to_html()
+    made = pair()
+    assert made.to_json() == out  # the same question, the same bytes
+    monkeypatch.setattr("hetero.apps.cards.answer.plan", lambda *_, **__: made)
+    text = said("plan", "card", *ASKED, "--rate", "1", "--against", kept)
+    assert text.startswith(str(card))
+    assert "What differs in figures" in text
+    assert "exists already" in refused("plan", *ASKED, "--rate", "1", "-o", kept)
+
+
+def test_a_rate_that_is_too_high_is_explained(run):
+    code, out, err = run("plan", "--rate", "40", *ASKED, "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert found["format"] == "hetero infeasible request"
+    assert found["reason"] == "load"
+    assert found["met_percent"] < 90 <= found["idle_percent"]
+    assert {one["target"] for one in found["missed"]} <= {"ttft", "tpot"}
+    assert all(one["reached_s"] > one["target_s"] for one in found["missed"])
+    rate = next(one["value"] for one in found["nearest"] if one["kind"] == "rate")
+    assert 1 < rate < 40
+    assert err.startswith("Error: No plan found carries 40 requests/s")
+    assert "Resolve: " in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("ilands",), "Did you mean 'islands'?"),
+        ((FLEET,), "Missing option '--model'"),
+        (("none.yaml", "--model", "Llama-3-8B"), "none.yaml: there is no such file"),
+        ((*ASKED[:3], "--slo", "ttft=2"), "--slo cannot read 'ttft=2'"),
+        ((*ASKED, "--choose", "best"), "--choose does not know 'best'"),
+        ((*ASKED, "--effort", "slow"), "--effort does not know 'slow'"),
+        ((*ASKED, "--html", "card.png"), "The ending of card.png is of no known kind"),
+        ((*ASKED, "--against", "none.json"), "none.json: The file cannot be read as text"),
+    ],
+)
+def test_errors_are_one_sentence(run, arguments, says):
+    code, _, err = run("plan", *arguments)
+    assert code in (1, 2)
+    assert says in err
+    assert "Resolve: " in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_help_names_the_card_and_the_methods(said):
+    out = said("plan", "--help")
+    for name in ("card", "phases", "layers", "islands", "CLUSTER"):
+        assert name in out
