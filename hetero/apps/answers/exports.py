@@ -11,8 +11,9 @@ from hetero.apps.cards.card import PlanCard
 from hetero.apps.export import Service, write
 from hetero.apps.export.service import EngineOptions
 from hetero.cluster.found import lists_nodes
-from hetero.errors import ExportError, ParameterError
+from hetero.errors import ExportError, ParameterError, require
 from hetero.routers import factories
+from hetero.simulator import Slo
 
 
 @asks(EXPORT, Ask)
@@ -28,17 +29,26 @@ def export(ask: Ask) -> tuple[Service, list[Path]]:
     card: PlanCard
     chosen = choice("--router", ask.router, makers) if ask.router is not None else None
     llm = ask.llm if ask.model is not None else None
-    if isinstance(given, PlanCard):
-        card = given
-    elif str(given).endswith(".json") and not lists_nodes(str(given)):
-        card = PlanCard.load(str(given))
+    # The memory share is of the engines' command lines; plans are made with their own.
+    same = {one.name for one in PLAN} & {one.name for one in EXPORT} - {"memory"}
+    if isinstance(given, PlanCard) or (
+        str(given).endswith(".json") and not lists_nodes(str(given))
+    ):
+        usual = {one.name: one.default for one in EXPORT if one.name in same - {"cluster", "model"}}
+        plain = replace(ask, **usual | {"slo": Slo.read(usual["slo"])})
+        told = replace(ask, slo=ask.targets)
+        more = [f"--{name}" for name in usual if getattr(told, name) != getattr(plain, name)]
+        require(
+            not more,
+            f"{', '.join(more)}: a plan card is exported as it was planned.",
+            resolve="leave that out, or plan anew with `hetero plan`.",
+        )
+        card = given if isinstance(given, PlanCard) else PlanCard.load(str(given))
     elif llm is None:
         raise ParameterError(
             f"No model is named that {given} should serve.", resolve="say --model."
         )
     else:
-        # The memory share is of the engines' command lines; plans are made with their own.
-        same = {one.name for one in PLAN} & {one.name for one in EXPORT} - {"memory"}
         card = plan(**{name: getattr(ask, name) for name in same})
     how: EngineOptions = {"weights": ask.weights}
     if ask.memory is not None:

@@ -64,10 +64,14 @@ def card(
 
     many = len(asked["model"]) > 1
     require(
-        not (asked["what_if"] and (html or against or output or many))
-        and not (many and (html or against or asked["cheapest"] or asked["budget"])),
-        "Comparisons and several models print no single card, and divide the whole fleet.",
-        resolve="leave out --html, --against, --cheapest, --budget; --json keeps it, -o of models.",
+        not (asked["what_if"] and (html or against or output or many)),
+        "--what-if compares plans of one model, and prints no card.",
+        resolve="leave out --html, --against and --output, and give one --model; --json keeps it.",
+    )
+    require(
+        not (many and (html or against or asked["cheapest"] or asked["budget"])),
+        "Several models share the whole fleet, and have a card each.",
+        resolve="leave out --html, --against, --cheapest and --budget; --output writes the cards.",
     )
     require(
         not (power and (as_json or asked["what_if"] or many)),

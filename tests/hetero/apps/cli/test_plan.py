@@ -57,6 +57,8 @@ def test_a_rate_that_is_too_high_is_explained(run):
         ((*ASKED, "--choose", "best"), "--choose does not know 'best'"),
         ((*ASKED, "--effort", "slow"), "--effort does not know 'slow'"),
         ((*ASKED, "--html", "card.png"), "The ending of card.png is of no known kind"),
+        ((*ASKED, "--what-if", "precision=fp8", "-o", "card.json"), "--what-if compares plans"),
+        ((*ASKED, "--model", "Qwen2.5-7B", "--cheapest"), "Several models share the whole fleet"),
         ((*ASKED, "--against", "none.json"), "none.json: The file cannot be read as text"),
     ],
 )

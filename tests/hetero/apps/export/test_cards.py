@@ -170,6 +170,8 @@ def test_the_command_writes_what_it_says(tmp_path, said):
         (("plan.json", "--to", "vllm", "-o", "no/x"), "does not exist"),
         (("plan.json", "--to", "vllm", "-o", "x", "--hosts", "moon"), "does not know 'moon'"),
         (("plan.json", "--to", "vllm", "-o", "x", "--memory", "2"), "starts no engine"),
+        (("plan.json", "--to", "vllm", "-o", "x", "--engine", "sglang"), "as it was planned"),
+        (("plan.json", "--to", "vllm", "-o", "x", "--slo", "ttft=2s"), "--slo: a plan card is"),
     ],
 )
 def test_errors_are_one_sentence_and_leave_nothing(tmp_path, refused, monkeypatch, words, says):
