@@ -25,7 +25,7 @@ from hetero import paths
 from hetero.apps import cli
 from pipelines import commands, repro, sections, status  # noqa: F401
 from pipelines.studies import claims  # noqa: F401
-from pipelines.sweep import command, run, shell, workers  # noqa: F401
+from pipelines.sweep import run, shell, workers  # noqa: F401
 from tests.pipelines.conftest import SECTION
 
 

@@ -363,7 +363,7 @@ measures:
 @pytest.mark.parametrize("kind", ["dask", "ray"])
 def test_a_cluster_gives_the_same_table_though_a_worker_is_killed(project, tmp_path, kind):
     pytest.importorskip({"dask": "distributed", "ray": "ray"}[kind])
-    from tests.pipeline import clusters
+    from tests.pipelines.sweep import clusters
 
     folder = tmp_path / kind
     with clusters.running(kind, project.root, tmp_path) as cluster:
