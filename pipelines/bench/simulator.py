@@ -62,8 +62,6 @@ class Peer:
     ----------
     requests, cpu_s
         Requests and CPU time of the larger run.
-    requests_per_cpu_s
-        Of that run, start-up included.
     marginal_per_cpu_s
         Requests per CPU second between the two runs: what it takes without its start-up.
     """
@@ -78,7 +76,7 @@ class Peer:
 
     @property
     def requests_per_cpu_s(self) -> float:
-        """Requests per CPU second of the larger run."""
+        """Requests per CPU second of the larger run, start-up included."""
         return self.requests / self.cpu_s
 
 
