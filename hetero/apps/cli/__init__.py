@@ -32,7 +32,7 @@ _COMMANDS = (
 )
 _AT = dict.fromkeys(
     ("estimate", "simulate", "export", "size", "resilience", "reschedule"), "answers"
-) | {"gpus": "data", "measure": "profile", "replay": "observe"}
+) | {"gpus": "data", "measure": "profile"}
 # What has no answer, and the nearest that has one.
 _NEAREST = {
     "--autoscale": "`hetero size --curve day.csv --autoscale 0.8`",
