@@ -74,7 +74,7 @@ class EngineSpec:
     >>> from hetero.catalog import gpu, llm
     >>> found = EngineSpec().on(gpu("H100-SXM"), llm("Llama-3.1-8B"))
     >>> found.limits.max_step_tokens, found.kv_tokens, found.label[:10]
-    (8192, 457550, 'operators:')
+    (8192, 455780, 'operators:')
     """
 
     name: EngineName = "vllm"

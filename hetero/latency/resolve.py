@@ -170,8 +170,8 @@ def resolve(
     Examples
     --------
     >>> from hetero.catalog import gpu, llm
-    >>> resolve(gpu("RTX-PRO-6000-Server"), llm("Llama-3-8B")).label
-    'layer profile: Llama-3.1-8B on RTX-PRO-6000-Server, layer profile, vLLM 0.19.0'
+    >>> resolve(gpu("RTX-PRO-6000-Server"), llm("Llama-3-8B")).label[:50]
+    'layer profile: Llama-3.1-8B on RTX-PRO-6000-Server'
     >>> resolve(gpu("H100-SXM"), llm("Llama-3.1-70B"), 4, engine="sglang").kind
     'operators'
     >>> [resolve(gpu(name), llm("Qwen2.5-14B")).kind for name in ("H100-SXM", "H100-NVL", "A40")]

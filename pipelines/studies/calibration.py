@@ -128,7 +128,7 @@ def differences_frame(made: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
     Examples
     --------
     >>> some = read().head(3)
-    >>> differences(some, read())["TPOT"].tolist()
+    >>> differences_frame(some, read())["TPOT"].tolist()
     [0.0]
     """
     both = pair(made, kept, ("test", *KEYS))
@@ -193,7 +193,7 @@ def published_frame() -> pd.DataFrame:
 
     Examples
     --------
-    >>> found = public()
+    >>> found = published_frame()
     >>> int(found["runs"].sum()) > 1000, bool((found["floor"].dropna() > 0).all())
     (True, True)
     """

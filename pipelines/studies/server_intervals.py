@@ -257,7 +257,7 @@ def coverage_frame(share: float = 0.9) -> pd.DataFrame:
 
     Examples
     --------
-    >>> found = coverage()
+    >>> found = coverage_frame()
     >>> found.columns.tolist()[:5]
     ['test', 'source', 'gpu', 'kind', 'quantity']
     """

@@ -290,7 +290,7 @@ def medians_frame(
     Examples
     --------
     >>> rows = pd.DataFrame({"gpu": ["a", "a", "a"], "TPOT": [-10.0, 2.0, 4.0]})
-    >>> medians(rows.reindex(columns=["gpu", *_LABELS.values()]), ("gpu",))["TPOT"].tolist()
+    >>> medians_frame(rows.reindex(columns=["gpu", *_LABELS.values()]), ("gpu",))["TPOT"].tolist()
     [4.0]
     """
     groups = frame.groupby(list(by), sort=False)
