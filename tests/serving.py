@@ -211,5 +211,5 @@ def running(*processes: Process) -> Iterator[None]:
                 one.ready()
         yield
     finally:
-        for one in processes:
+        for one in (*dispatchers, *engines):  # whose checks would else find engines gone
             one.end()
