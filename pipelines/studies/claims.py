@@ -257,7 +257,7 @@ class Verdicts(Rows[Verdict]):
         if paper not in PAPERS:
             raise DataError(
                 f"The ledger has no paper '{paper}'.",
-                path=paths.data("published", "claims.csv"),
+                path=paths.data("published", "claims"),
                 resolve=f"use one of: {', '.join(PAPERS)}.",
             )
         return Verdicts(tuple(row for row in self.rows if row.claim.paper == paper))
@@ -337,7 +337,7 @@ def verdicts(results_folder: Path | None = None) -> Verdicts:
                     f"Notebook {manifest.notebook} measured '{recorded.id}', which is no row "
                     "of the ledger.",
                     path=manifest.path,
-                    resolve=f"record {near(recorded.id, claims)}, or add the row to claims.csv.",
+                    resolve=f"record {near(recorded.id, claims)}, or add the row to the ledger.",
                 )
             measurement = _measurement(claims[recorded.id], recorded, manifest, folder)
             key = recorded.id, manifest.source
