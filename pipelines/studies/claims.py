@@ -366,11 +366,11 @@ def _verdict(claim: Claim, twin: Measurement | None, real: Measurement | None) -
     if status == "reproduced" and claim.basis.startswith("numbers"):
         # A reading that was chosen after the outcome earns nothing; where it fails it still fails.
         return Verdict(claim, "not a test", "fitted: the outcome chose the reading", twin, real)
-    if real and twin and not claim.requires and twin.judgement == "not reproduced" != status:
+    worse = {*STATUSES[STATUSES.index(status) + 1 :]} - {"undecided"}
+    if real and twin and not claim.requires and twin.judgement in worse:
         status, why = "undecided", why or "fails on the twin: it hangs on the draw of requests"
     if not why and status != "reproduced":
-        found = audit().get(claim.id)
-        why = (found.cause(claim) if found else "") or "no cause is known"
+        why = (audit()[claim.id].cause(claim) if claim.id in audit() else "") or "no cause is known"
     return Verdict(claim, status, why, twin, real)
 
 
