@@ -257,7 +257,7 @@ class Verdicts(Rows[Verdict]):
         if paper not in PAPERS:
             raise DataError(
                 f"The ledger has no paper '{paper}'.",
-                path=paths.data("published", "claims.csv"),
+                path=paths.data("published", "claims"),
                 resolve=f"use one of: {', '.join(PAPERS)}.",
             )
         return Verdicts(tuple(row for row in self.rows if row.claim.paper == paper))
@@ -337,7 +337,7 @@ def verdicts(results_folder: Path | None = None) -> Verdicts:
                     f"Notebook {manifest.notebook} measured '{recorded.id}', which is no row "
                     "of the ledger.",
                     path=manifest.path,
-                    resolve=f"record {near(recorded.id, claims)}, or add the row to claims.csv.",
+                    resolve=f"record {near(recorded.id, claims)}, or add the row to the ledger.",
                 )
             measurement = _measurement(claims[recorded.id], recorded, manifest, folder)
             key = recorded.id, manifest.source
@@ -366,11 +366,11 @@ def _verdict(claim: Claim, twin: Measurement | None, real: Measurement | None) -
     if status == "reproduced" and claim.basis.startswith("numbers"):
         # A reading that was chosen after the outcome earns nothing; where it fails it still fails.
         return Verdict(claim, "not a test", "fitted: the outcome chose the reading", twin, real)
-    if real and twin and not claim.requires and twin.judgement == "not reproduced" != status:
+    worse = {*STATUSES[STATUSES.index(status) + 1 :]} - {"undecided"}
+    if real and twin and not claim.requires and twin.judgement in worse:
         status, why = "undecided", why or "fails on the twin: it hangs on the draw of requests"
     if not why and status != "reproduced":
-        found = audit().get(claim.id)
-        why = (found.cause(claim) if found else "") or "no cause is known"
+        why = (audit()[claim.id].cause(claim) if claim.id in audit() else "") or "no cause is known"
     return Verdict(claim, status, why, twin, real)
 
 

@@ -83,7 +83,7 @@ class PublishedPlacement:
 
 @cache
 def _table(name: str) -> pd.DataFrame:
-    return pd.read_csv(paths.data("published", f"helix_{name}.csv"))
+    return pd.read_csv(paths.data("published", name))
 
 
 @cache
@@ -149,7 +149,7 @@ def numbering(cluster: str) -> tuple[str, ...]:
     >>> numbering("single-24")[:3]
     ('l4-1', 't4-1', 't4-2')
     """
-    frame = _table("nodes")
+    frame = _table("helix_nodes.csv")
     mine = frame[frame["cluster"] == cluster].sort_values("number")
     return tuple(str(node) for node in mine["node"])
 
@@ -162,7 +162,7 @@ def geo_links() -> Links:
     }
     shape = (len(at), len(at))
     bandwidth, latency = np.zeros(shape), np.zeros(shape)
-    for row in _table("geo_links").itertuples(index=False):
+    for row in _table("helix_geo_links.csv").itertuples(index=False):
         a, b = at[str(row.start)], at[str(row.end)]
         for i, j in [(a, b)] if len(at) - 1 in (a, b) else [(a, b), (b, a)]:
             bandwidth[i, j] = 1e6 * float(row.mbyte_s)  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ def solver_log(cluster: str, *, start: str = "") -> tuple[Floats, Floats, Floats
         f"The artifact has no solver log of '{cluster}' with the start '{start}'.",
         resolve=f"use one of {', '.join(f'{c} {s}'.strip() for c, s in _LOGS)}.",
     )
-    frame = _table("solver_logs")
+    frame = _table("helix_solver_logs.csv")
     log = frame[frame["run"] == _LOGS[cluster, start]]
     return tuple(log[name].to_numpy(dtype=np.float64) for name in ("time_s", "incumbent", "bound"))  # type: ignore[return-value]
 
@@ -359,7 +359,7 @@ def expected(
         "mode": mode,
         "run": how,
     }
-    frame = _table("expected")
+    frame = _table("helix_expected.csv")
     frame = frame[(frame[list(wanted)] == pd.Series(wanted)).all(axis=1)]
     return dict(zip(frame["metric"], frame["value"], strict=True))
 

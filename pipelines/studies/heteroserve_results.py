@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import partial
 from itertools import combinations, pairwise
 from textwrap import fill
 from typing import Any, Final
@@ -22,8 +22,10 @@ from hetero.intervals import interval, ranking
 from hetero.plots import figures
 from pipelines.studies import heteroserve as hs
 from pipelines.studies.heteroserve import MAIN, P95, SETTINGS, SLO, TPS, Setting, at, grid, values
-from pipelines.studies.ledger import Claim, ledger
+from pipelines.studies.ledger import claims_of
 
+#: The paper's rows of the ledger, by id.
+claims = partial(claims_of, "heteroserve")
 #: One number per seed, one of their means, or an order.
 Value = NDArray[np.float64] | float | str
 
@@ -306,12 +308,6 @@ def verdict_bars_figure(table: pd.DataFrame) -> Figure:
     axis.set(xlabel="claims")
     fig.legend(loc="outside upper center", ncols=len(colours))
     return fig
-
-
-@cache
-def claims() -> dict[str, Claim]:
-    """The paper's rows of the ledger, by id."""
-    return {claim.id: claim for claim in ledger() if claim.paper == "heteroserve"}
 
 
 def table1() -> dict[str, dict[str, float]]:

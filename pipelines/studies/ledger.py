@@ -51,8 +51,6 @@ _ID = re.compile(rf"({'|'.join(PAPERS)})-\d+([a-z]|-[a-z]+)?")
 _NOTEBOOK = re.compile(r"\d\d_[a-z_]+")
 _SIDE = re.compile(r"(>=|<=|>|<)(-?\d+(?:\.\d+)?)")
 _OPEN = {"gt", "lt", ">", "<"}
-
-
 _SIGN = re.compile(r"(<=|>=|<|>|=)")
 
 
@@ -348,10 +346,15 @@ def _meets(measured: float | Order, check: Accepted | Order) -> bool:
 
 
 @cache
+def claims_of(paper: str) -> dict[str, Claim]:
+    """Rows of one paper by id, from ``data/published/claims`` with ``settings.csv``."""
+    folder = paths.data("published")
+    found = read(folder / "claims" / f"{paper}.csv", folder / "settings.csv")
+    return {claim.id: claim for claim in found}
+
+
 def ledger() -> tuple[Claim, ...]:
     """Every row of the ledger, in its order.
-
-    Source: ``data/published/claims.csv`` and ``settings.csv``.
 
     Raises
     ------
@@ -363,7 +366,7 @@ def ledger() -> tuple[Claim, ...]:
     >>> [claim.published for claim in ledger() if claim.id.startswith("helix-21")]
     ['16657', '763', '232']
     """
-    return read(paths.data("published", "claims.csv"), paths.data("published", "settings.csv"))
+    return tuple(claim for paper in PAPERS for claim in claims_of(paper).values())
 
 
 def read(claims: Path, settings: Path) -> tuple[Claim, ...]:

@@ -148,7 +148,7 @@ class ResultFolder:
         note: str = "",
         interval: tuple[float, float] | None = None,
     ) -> None:
-        """Record what was measured for one row of ``data/published/claims.csv``.
+        """Record what was measured for one row of ``data/published/claims``.
 
         Parameters
         ----------

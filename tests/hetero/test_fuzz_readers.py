@@ -283,7 +283,7 @@ READERS = [
     _tree("manifest", ".json", MANIFEST, _manifest),
     Reader("params.yaml", ".yaml", PARAMS.read_bytes(), schema.load),
     Reader("timings", ".csv", TIMINGS, timings.timings),
-    Reader("ledger", ".csv", _first_lines("published", "claims.csv"), _ledger),
+    Reader("ledger", ".csv", _first_lines("published", "claims", "xiong.csv"), _ledger),
     Reader(
         "GPUs",
         ".csv",

@@ -123,3 +123,5 @@ def _check_dependencies(notebook: str, seen: dict[str, list[str]]) -> None:
     files |= {f"{m}.py" if (root / f"{m}.py").is_file() else f"{m}/__init__.py" for m in modules}
     missing = sorted(f for f in files if not any(f == d or f.startswith(f"{d}/") for d in deps))
     assert not missing, f"its stage in dvc.yaml or its list lacks {', '.join(missing)}"
+    idle = {one for one in deps if one.startswith("data/published/")} - files
+    assert not idle, f"its stage in dvc.yaml has {', '.join(idle)}, which it does not read"

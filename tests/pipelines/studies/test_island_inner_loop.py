@@ -54,7 +54,7 @@ def test_the_most_divided_prefill_wins_as_printed():
     five, kinds, misfits = study.parallelism_claims(table.reset_index())
     won = table["tp64 dp1 best above 128, printed [% of lengths]"] == 100
     assert five[:2] == ("rignall-5", won.mean())
-    assert kinds[1] == table["decode, thesis"].nunique()
+    assert kinds[1] == table["decode, printed"].nunique()
     assert misfits[1] == table["decode configurations that never fit"].sum()
 
 
