@@ -139,8 +139,9 @@ def addresses(service: Service) -> dict[str, str]:
     }
 
 
-def _vllm(service: Service, _: Addresses) -> dict[str, str]:
-    return {f"{host}.sh": text for host, text in vllm.scripts(service).items()}
+def _vllm(service: Service, at: Addresses) -> dict[str, str]:
+    found = {f"{host}.sh": text for host, text in vllm.scripts(service).items()}
+    return found | ({vllm.ROUTER: vllm.router(service, at)} if service.disaggregated else {})
 
 
 def _kubernetes(service: Service, _: Addresses) -> dict[str, str]:

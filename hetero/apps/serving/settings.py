@@ -239,8 +239,8 @@ def load(path: Path | str) -> DeploymentFile:
     try:
         text = files.text(path)
         if '"hetero plan card"' in text[:100]:
-            ready = f"`hetero export {path.name} --to serve -o FOLDER`, and serve what that writes."
-            raise DataError("this is a plan card.", path=path, resolve=f"say {ready}")
+            say = f"say `hetero export {path} --to serve -o FOLDER`, and serve what that writes."
+            raise DataError("this is a plan card.", path=path, resolve=say)
         raw = parse_yaml(text, path)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", "") or error.__class__.__name__
