@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import re
 import secrets
 import shutil
 import time
@@ -13,7 +14,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -200,11 +200,11 @@ def parse_yaml(text: str, path: Path) -> Any:
 
 def _depth(text: str) -> int:
     """Most brackets open at once, those within quotes included."""
-    steps = np.zeros(len(text) + 1, dtype=np.int64)
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    steps[1:] = np.isin(codes, [91, 123]).astype(np.int64) - np.isin(codes, [93, 125])
-    total = np.cumsum(steps)
-    return int((total - np.minimum.accumulate(total)).max())
+    most = now = 0
+    for mark in re.findall(r"[\[\]{}]", text):
+        now = max(0, now + (1 if mark in "[{" else -1))
+        most = max(most, now)
+    return most
 
 
 def _too_deep(path: Path) -> DataError:

@@ -36,6 +36,7 @@ from hetero import catalog
 from hetero.catalog import Gpu, Link
 from hetero.cluster import Cluster, Machine, Network, found
 from hetero.errors import CatalogError, DataError
+from hetero.files import text as text_of
 from hetero.naming import RULE, Name, good, one_line, slug
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -150,12 +151,12 @@ def load(path: Path) -> Cluster:
 
 def _read(path: Path) -> object:
     several = "," in str(path) and not path.exists()
-    parts = [Path(one) for one in str(path).split(",")] if several else []
+    parts = [Path(one) for one in str(path).split(",") if one] if several else []
     parts = [one for one in sorted(path.iterdir()) if one.is_file()] if path.is_dir() else parts
     if parts:
         return found.together(map(_read, parts), parts)
     try:
-        return found.form(path.read_text(encoding="utf-8"), path)
+        return found.form(text_of(path), path)
     except FileNotFoundError:
         raise CatalogError(
             f"{path}: there is no such file.",

@@ -19,6 +19,7 @@ from hetero import catalog
 from hetero.catalog.gpus import skypilot_names
 from hetero.errors import CatalogError
 from hetero.files import parse_yaml
+from hetero.files import text as text_in
 from hetero.grouping import summed
 from hetero.naming import good, one_line, slug
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 NOTE = "Links between machines, and prices of their own, stand in no such list."
 """Note of a cluster that another tool told."""
 
-_GPU = re.compile(r"(?:(\S+):\s+)?GPU (\d+): (.+?)(?: \(UUID: .*\))?")
+_GPU = re.compile(r"(?:(\S+):\s+)?GPU (\d{1,9}): (.+?)(?: \(UUID: .*\))?")
 # Labels that name the GPU of a node, the surest first, and the resource that counts them.
 _PRODUCTS = {
     "nvidia.com/gpu.product": "nvidia.com/gpu",
@@ -37,6 +38,7 @@ _PRODUCTS = {
     "node.kubernetes.io/instance-type": "nvidia.com/gpu",
 }
 _LISTS = ("List", "NodeList", "Node")
+_MARK = "\ufeff"  # with which some editors and shells begin a file
 _REGION = "topology.kubernetes.io/region"
 _SAME_SIZE = 0.08  # of the memory: labels count what the driver sees
 _WHOLE = "describe the parts under gpus: in a cluster file, or give whole GPUs"
@@ -48,6 +50,7 @@ _NODES = (
 
 def form(text: str, path: Path) -> Any:
     """The content of a file in the form of a cluster file, which it may have already."""
+    text = text.removeprefix(_MARK)
     if any(_GPU.fullmatch(line.strip()) for line in text.splitlines()):
         return _told(f"nvidia-smi -L, {path.name}", _hosts(text, path))
     try:
@@ -62,6 +65,9 @@ def form(text: str, path: Path) -> Any:
         return _told(f"kubectl get nodes, {path.name}{left_out}", rows)
     if "resources" in raw:
         return _told(f"SkyPilot task {path.name}", _task(raw, path))
+    if raw.get("format") == "hetero plan card":
+        what, fleet = "this is a plan card, and no fleet", "give the cluster file that it was of"
+        raise _refused(path, what, f"{fleet}, or say `hetero simulate` or `hetero export` of it")
     return raw
 
 
@@ -72,7 +78,7 @@ def _told(source: str, machines: list[dict[str, Any]]) -> dict[str, Any]:
 def lists_nodes(path: Path | str) -> bool:
     """Whether a file is what kubectl prints of nodes, and no plan card."""
     try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        raw = json.loads(text_in(path).removeprefix(_MARK))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(raw, dict) and raw.get("kind") in _LISTS
@@ -136,13 +142,15 @@ def _rows(found: Iterable[tuple[str, str, int, str]]) -> list[dict[str, Any]]:
 
 def _nodes(content: Mapping[str, Any], path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     found, without = [], []
-    for node in content.get("items", [content]):
+    items = content.get("items", [content])
+    for node in items if isinstance(items, list) else ():
         try:
             name = one_line(str(node["metadata"]["name"]))
             labels, status = dict(node["metadata"].get("labels") or {}), node["status"]
             free = dict(status.get("allocatable") or status.get("capacity") or {})
             ready = {one["type"]: one["status"] for one in status.get("conditions") or ()}
-            off = (node.get("spec") or {}).get("unschedulable") or ready.get("Ready") == "False"
+            up = ready.get("Ready", "True") == "True"  # "Unknown" is a node that fell silent
+            off = not up or (node.get("spec") or {}).get("unschedulable")
             label = next((one for one in _PRODUCTS if one in labels), "")
             counted = int(free.get(_PRODUCTS.get(label, "nvidia.com/gpu"), 0))
             count = int(labels.get("nvidia.com/gpu.count", counted))
@@ -182,8 +190,9 @@ def _task(content: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
         raise _refused(path, what, "leave one, as in accelerators: {H100: 8}")
     name, _, number = (part.strip() for part in said.partition(":"))
     try:
-        whole, copies = int(count or number or 1), int(content.get("num_nodes", 1))
-    except (TypeError, ValueError):
+        asked_for = number or 1 if count is None else count
+        whole, copies = int(str(asked_for)), int(str(content.get("num_nodes", 1)))
+    except ValueError:
         what = "its accelerators or num_nodes are no whole numbers"
         raise _refused(path, what, "write them as in accelerators: {H100: 8}") from None
     usual = {known.lower(): gpu for gpu, known in reversed(skypilot_names().items())}

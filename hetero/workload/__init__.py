@@ -173,6 +173,6 @@ def _twin_file(name: str) -> Path:
 
 def _check_name(name: str) -> None:
     if name not in _REAL:
-        raise ParameterError(
-            f"No trace is called '{name}'.", resolve=f"use one of {', '.join(names())}."
-        )
+        file = f"open a file with workload.open_trace({name!r}), or " if Path(name).suffix else ""
+        known = f"{file}use one of {', '.join(names())}."
+        raise ParameterError(f"No trace is called '{name}'.", resolve=known)

@@ -13,11 +13,11 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from hetero.errors import HeteroError
+from hetero.files import move, writing
 from pipelines import environment
 
 RECORD = "point.json"
@@ -101,7 +101,7 @@ def run(job: Job, own: str) -> str:
             _execute(job, work)
         (work / RECORD).write_text(json.dumps(job.record, indent=1, default=str) + "\n")
         try:
-            _files().move(work, job.target)
+            move(work, job.target)
         except OSError:
             # Another sweep finished the same point meanwhile.
             if not job.target.is_dir():
@@ -115,10 +115,6 @@ def run(job: Job, own: str) -> str:
     job.failure.unlink(missing_ok=True)
     _forget(running)
     return "done"
-
-
-def _files() -> Any:
-    return import_module("hetero.files")  # imports numpy, which the environment is for
 
 
 def _prepare() -> None:
@@ -171,7 +167,7 @@ def _fail(job: Job, own: str, why: str, text: str) -> str:
         return "abandoned"
     # A full disk must not hide the reason: what cannot be written is tried again by the next call.
     try:
-        with _files().writing(job.failure, force=True) as part:
+        with writing(job.failure, force=True) as part:
             said = job.record | {"why": why, "traceback": text}
             part.write_text(json.dumps(said, indent=1, default=str) + "\n", encoding="utf-8")
     finally:

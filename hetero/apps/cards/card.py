@@ -54,6 +54,7 @@ from pydantic import (
 from hetero.catalog import EngineName
 from hetero.display import Shown, Table
 from hetero.errors import DataError, require
+from hetero.files import text as text_of
 from hetero.files import writing
 from hetero.intervals import interval
 from hetero.naming import Line
@@ -421,11 +422,10 @@ class PlanCard(Shown):
             If the file cannot be read, or holds no card.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = text_of(path)
         except (OSError, UnicodeDecodeError):
-            raise DataError(
-                "The file cannot be read as text.", path=path, resolve="check its name."
-            ) from None
+            what, way = "The file cannot be read", "give a card that `hetero plan --output` wrote."
+            raise DataError(f"{what}: it is missing, or no text.", path=path, resolve=way) from None
         return cls.from_json(text, path)
 
 

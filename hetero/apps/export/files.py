@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from ruamel.yaml import YAML
 
 from hetero.apps.export import kubernetes, read_back, routing, skypilot, vllm
-from hetero.apps.export.service import ServedEngine, Service
+from hetero.apps.export.service import Service
 from hetero.apps.serving import deployment_file
 from hetero.errors import ExportError, ParameterError, require
 from hetero.latency import storage
@@ -84,24 +84,17 @@ def write(
     )
     if folder.exists() and not folder.is_dir():
         raise _exists(folder, "choose another folder.")
-    for name in texts:
+    for path in (folder / name for name in texts):
         require(
-            (folder / name).resolve().is_relative_to(folder.resolve()),
-            f"The file {one_line(name)} would lie outside {folder}.",
+            path.resolve().is_relative_to(folder.resolve()),
+            f"The file {one_line(path.relative_to(folder).as_posix())} would lie outside {folder}.",
             resolve="choose an empty folder, or rename the machine.",
             error=ExportError,
         )
-    for name in texts:
-        if (folder / name).exists() and not force:
-            raise _exists(
-                folder / name,
-                "choose another folder, or say --force (in Python force=True) to replace it.",
-            )
-        if (folder / name).exists() and not _ours(folder / name):
-            raise _exists(
-                folder / name,
-                "choose another folder, or remove it: --force replaces only what an export wrote.",
-            )
+        if path.exists() and not (force and _ours(path)):
+            again = "or say --force (in Python force=True) to replace it."
+            ours = "or remove it: --force replaces only what an export wrote."
+            raise _exists(path, f"choose another folder, {ours if force else again}")
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         for name, text in texts.items():
@@ -139,16 +132,16 @@ def _ours(path: Path) -> bool:
 
 def addresses(service: Service) -> dict[str, str]:
     """Address of every engine where machines are hosts of their names."""
-    return {one.name: f"http://{_host(service, one)}:{one.port}" for one in service.servings}
+    hosts = service.hosts | {"": ""}
+    return {
+        one.name: f"http://{hosts[one.machines[0]] or slug(one.name)}:{one.port}"
+        for one in service.servings
+    }
 
 
-def _host(service: Service, one: ServedEngine) -> str:
-    first = one.machines[0]
-    return service.hosts[first] if first else slug(one.name)
-
-
-def _vllm(service: Service, _: Addresses) -> dict[str, str]:
-    return {f"{host}.sh": text for host, text in vllm.scripts(service).items()}
+def _vllm(service: Service, at: Addresses) -> dict[str, str]:
+    found = {f"{host}.sh": text for host, text in vllm.scripts(service).items()}
+    return found | ({vllm.ROUTER: vllm.router(service, at)} if service.disaggregated else {})
 
 
 def _kubernetes(service: Service, _: Addresses) -> dict[str, str]:

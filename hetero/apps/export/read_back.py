@@ -22,6 +22,7 @@ _ENDS = re.compile(r"[;&|()\n]+")
 _MARKS = "();<>|&\n"
 _KEYWORDS = ("if", "then", "else", "fi")
 _ASSIGNED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_STARTED = frozenset({"vllm", "vllm-router"})
 _AROUND = frozenset({"[", "echo", "export", "head", "hostname", "cut", "wait"})
 
 
@@ -37,7 +38,7 @@ def yaml(text: str, meant: Sequence[Any]) -> str:
 
 
 def script(text: str, meant: Iterable[Sequence[str]] | None = None, *, engines: int = 1) -> str:
-    """The shell script, which starts vLLM and otherwise only reads and tells what it needs.
+    """The shell script, which starts vLLM or its router and otherwise only tells what it needs.
 
     Parameters
     ----------
@@ -47,10 +48,10 @@ def script(text: str, meant: Iterable[Sequence[str]] | None = None, *, engines: 
         Number of such commands where their words are not given.
     """
     found = commands(text)
-    started = [words for words in found if _program(words) == "vllm"]
+    started = [words for words in found if _program(words) in _STARTED]
     wanted = None if meant is None else [tuple(words) for words in meant]
     same = started == wanted if wanted is not None else len(started) == engines
-    others = {_program(words) for words in found} - _AROUND - {"vllm", ""}
+    others = {_program(words) for words in found} - _AROUND - _STARTED - {""}
     if others or not same or not _parses(text):
         raise _other("script")
     return text

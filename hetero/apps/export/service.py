@@ -214,6 +214,16 @@ class Service(Shown):
             error=ExportError,
         )
         for serving in self.servings:
+            require(
+                bool(serving.parts)
+                and all(
+                    part.gpus > 0 and part.gpus % max(1, part.tensor) == 0 for part in serving.parts
+                )
+                and serving.phase in ("both", "prefill", "decode"),
+                one_line(f"Group {serving.name} ({serving.phase}) has no phase or no whole GPUs."),
+                resolve="take the card as `hetero plan` wrote it, or plan anew.",
+                error=ExportError,
+            )
             held = sum(part.layers for part in serving.parts)
             require(
                 held in (0, self.llm.layers),
@@ -387,19 +397,9 @@ def _engine(
     """An engine with what its replica says of batches and cache."""
     vendor = replica.gpu.vendor if replica is not None and replica.gpu is not None else ""
     parts = tuple(Part(*stage, vendor=vendor, tensor=tensor) for stage in stages)
-    if replica is None:
-        return ServedEngine(name, phase, parts, share=share)
-    return ServedEngine(
-        name,
-        phase,
-        parts,
-        share=share,
-        engine=replica.engine,
-        kv_tokens=replica.kv_tokens,
-        precision=replica.precision,
-        kv_precision=replica.kv_precision,
-        kv_error_tokens=replica.kv_error_tokens,
-    )
+    made = ServedEngine(name, phase, parts, share=share)
+    said = ("engine", "kv_tokens", "precision", "kv_precision", "kv_error_tokens")
+    return replace(made, **{one: getattr(replica, one) for one in said}) if replica else made
 
 
 @lru_cache
@@ -436,7 +436,7 @@ def placed(
             parts.append(replace(part, first_gpu=used.get(place, 0)))
             used[place] = used.get(place, 0) + part.gpus
         places = [machine or one.name for machine in one.machines]
-        port = max(ports.get(place, FIRST_PORT) for place in places)
+        port = max((ports.get(place, FIRST_PORT) for place in places), default=FIRST_PORT)
         ports.update(dict.fromkeys(places, port + 1))
         found.append(replace(one, parts=tuple(parts), port=port))
     return tuple(found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hetero.apps.export import read_back
@@ -33,6 +34,24 @@ MARK = "Written by hetero export."
 KEY = "VLLM_API_KEY"
 """Environment variable with the key that engines ask of clients; vLLM reads it itself."""
 _LISTEN = "$LISTEN"
+ROUTER = "vllm_router.sh"
+"""Script of the router in front of engines of one phase; no host has an underscore in its name."""
+_ROUTER_PORT = 30000
+# Weights take their time to load; an engine that died is left out within seconds.
+_ROUTED = (
+    *("--policy", "power_of_two", "--worker-startup-timeout-secs", "3600"),
+    *("--worker-startup-check-interval", "5"),
+    *("--health-check-interval-secs", "2", "--health-failure-threshold", "2"),
+)
+_ROUTER_HEAD = f"""\
+#!/bin/sh
+# {MARK}
+# vllm-router 0.1.17 has one engine prefill a request and another decode it. It takes the less busy
+# of two engines, not the shares of the plan, and sends those of one phase the key in {KEY}
+# whoever asks: it listens on this machine only, unless LISTEN says an address.
+export OPENAI_API_KEY="${KEY}"
+LISTEN=${{LISTEN:-127.0.0.1}}
+"""
 # Whoever reaches a port without a key may use the engine: only this machine may, then.
 _GUARD = f"""\
 # Engines ask clients for the key in {KEY}. Where it is not set, they listen on this machine only;
@@ -285,6 +304,28 @@ def notes(service: Service, serving: ServedEngine) -> tuple[str, ...]:
     return tuple(found)
 
 
+def router(service: Service, addresses: Mapping[str, str]) -> str:
+    """Shell script of a stock router for engines of one phase, those of both behind a second one.
+
+    Source: the routers' command line (``vllm-router --help``, 0.1.17).
+    """
+    at = {phase: [] for phase in (*_ROLES, "both")}  # type: dict[str, list[str]]
+    for one in service.servings:
+        at[one.phase].append(addresses[one.name])
+    apart = [word for phase in _ROLES for url in at[phase] for word in (f"--{phase}", url)]
+    found = [["--vllm-pd-disaggregation", *apart]]
+    if at["both"]:
+        behind = f"http://127.0.0.1:{_ROUTER_PORT + 1}"
+        found = [["--worker-urls", behind, *at["both"]], *found]
+    started = []
+    for k, words in enumerate(found):
+        ports = "--port", str(_ROUTER_PORT + k), "--prometheus-port", str(29000 + k)
+        argv = ("vllm-router", *words, *_ROUTED, *ports, *(("--host", _LISTEN) if k == 0 else ()))
+        started.append(Command("", (), argv))
+    lines = [_ROUTER_HEAD, *(f"{one.text} &" for one in started), "wait", ""]
+    return read_back.script("\n".join(lines), [one.words for one in started])
+
+
 def scripts(service: Service) -> dict[str, str]:
     """Shell script by host, which starts the engines of the machine and waits for them."""
     by_machine: dict[str, list[tuple[ServedEngine, Command]]] = {}
@@ -310,7 +351,7 @@ def scripts(service: Service) -> dict[str, str]:
                 "# keep them in a network of their own.",
             ]
         if service.disaggregated:
-            lines.append("# Prefill and decode engines are paired by the routing table.")
+            lines.append(f"# Prefill and decode engines are paired by {ROUTER}.")
         for serving, command in started:
             lines += ["", f"# {one_line(serving.name)}, {serving.phase}"]
             lines += [f"# Note: {one_line(note)}" for note in command.notes]

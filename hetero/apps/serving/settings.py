@@ -237,7 +237,11 @@ def load(path: Path | str) -> DeploymentFile:
     """Read a deployment file; a ``DataError`` names what is missing, and what is wrong first."""
     path = Path(path)
     try:
-        raw = parse_yaml(files.text(path), path)
+        text = files.text(path)
+        if '"hetero plan card"' in text[:100]:
+            say = f"say `hetero export {path} --to serve -o FOLDER`, and serve what that writes."
+            raise DataError("this is a plan card.", path=path, resolve=say)
+        raw = parse_yaml(text, path)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", "") or error.__class__.__name__
         raise DataError(f"cannot be read ({why}).", path=path, resolve="check the path.") from None

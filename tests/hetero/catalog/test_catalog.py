@@ -524,6 +524,9 @@ AMD_Instinct_MI300X_OAM=MI300X  AMD Instinct MI325X=MI325X  AMD Instinct MI355X=
 A100-80GB=A100-SXM-80GB  H100-MEGA-80GB=H100-SXM  RTX6000-Ada=RTX-6000-Ada  V100-32GB=V100-SXM2-32GB
 p5.48xlarge=H100-SXM  p4d.24xlarge=A100-SXM-40GB  p4de.24xlarge=A100-SXM-80GB  g5.12xlarge=A10G
 g6e.xlarge=L40S  a2-highgpu-8g=A100-SXM-40GB  a2-ultragpu-4g=A100-SXM-80GB  g2-standard-24=L4
+nvidia-tesla-t4=T4  nvidia-tesla-v100=V100-SXM2-16GB  nvidia-l4=L4  nvidia-tesla-a100=A100-SXM-40GB
+nvidia-a100-80gb=A100-SXM-80GB  nvidia-h100-80gb=H100-SXM  nvidia-h100-mega-80gb=H100-SXM
+nvidia-h200-141gb=H200-SXM  nvidia-b200=B200-SXM  nvidia-rtx-pro-6000=RTX-PRO-6000-Server
 Standard_NC24ads_A100_v4=A100-PCIE-80GB  Standard_ND96isr_H100_v5=H100-SXM
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -89,8 +90,9 @@ def test_nodes_of_kubernetes(tmp_path) -> None:
         node("n3", product("NVIDIA-L4", 4, 22.5), ready="False"),
         node("n4", {amd: "AMD_Instinct_MI300X_OAM"}, amd_com__gpu="8"),
         node("n5", {"node.kubernetes.io/instance-type": "g5.12xlarge"}, nvidia_com__gpu="4"),
+        node("n6", product("NVIDIA-L4", 4), ready="Unknown"),
     )
-    path.write_text(nodes(*items))
+    path.write_text("\ufeff" + nodes(*items))
     fleet = cluster.find(path)
     assert rows(fleet) == [
         ("n1", "H100-SXM", 8),
@@ -99,7 +101,7 @@ def test_nodes_of_kubernetes(tmp_path) -> None:
         ("n5", "A10G", 4),
     ]
     assert fleet.machines[0].region == "eu-west-1"
-    assert "without n3" in fleet.source
+    assert "without n3, n6" in fleet.source
     assert found.lists_nodes(path)
 
 
@@ -133,6 +135,14 @@ def test_a_task_of_skypilot(tmp_path) -> None:
         ("t.yaml", "resources: {instance_type: g5.12xlarge}", "name no accelerators"),
         ("t.yaml", "resources: {accelerators: L4:half}", "no whole numbers"),
         ("t.yaml", "resources: {cpus: 8}", "name no accelerators"),
+        *(
+            ("t.yaml", f"resources: {{accelerators: {{L4: {count}}}}}", "no whole numbers")
+            for count in ("1.5", "true", "[1]")
+        ),
+        ("t.yaml", "resources: {accelerators: {L4: 0}}", "give a number above 0"),
+        ("n.json", '{"kind": "List", "items": 3}', "no node is ready and has GPUs"),
+        ("a.txt", "GPU " + "9" * 5000 + ": NVIDIA L4", "Not valid YAML"),
+        ("c.json", '{"format": "hetero plan card", "plan": {}}', "this is a plan card, and no"),
     ],
 )
 def test_what_is_no_definite_fleet_is_told(tmp_path, name, text, says) -> None:
@@ -141,6 +151,17 @@ def test_what_is_no_definite_fleet_is_told(tmp_path, name, text, says) -> None:
         cluster.find(tmp_path / name)
     assert says in str(told.value)
     assert "Resolve:" in str(told.value)
+
+
+def test_a_mark_before_the_text_a_comma_after_the_name_and_a_pipe(tmp_path) -> None:
+    path = tmp_path / "a1.txt"
+    path.write_text("\ufeff" + smi(H100, 8))
+    for given in (path, f"{path},"):
+        assert rows(cluster.find(given)) == [("a1", "H100-SXM", 8)]
+    os.mkfifo(tmp_path / "pipe.json")
+    assert not found.lists_nodes(tmp_path / "pipe.json")
+    with pytest.raises(CatalogError, match="no text file"):
+        cluster.find(tmp_path / "pipe.json")
 
 
 def test_cluster_files_of_several_are_not_joined(tmp_path) -> None:

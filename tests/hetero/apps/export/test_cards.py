@@ -11,7 +11,7 @@ from hetero import catalog
 from hetero.apps.cards.card import CardQuestion, PlanCard, Replicas, Sampled
 from hetero.apps.export import Service, vllm
 from hetero.deployment import Deployment, Engine, Replica
-from hetero.errors import DataError
+from hetero.errors import DataError, ExportError
 from hetero.latency.step import StepModel
 from hetero.plans import Group, Plan
 from hetero.routers import LeastTokens
@@ -141,6 +141,16 @@ def test_weights_are_those_that_the_card_was_asked_for():
     assert (service.model, service.llm.name) == (hub, "Llama-3.1-8B")
     assert Service.of_card(asked, weights="mine/other").model == "mine/other"
     assert Service.of_card(card()).model == card().question.model
+
+
+@pytest.mark.parametrize(
+    "changes", [{"stages": ()}, {"stages": (("m1", "L4", 0, 32),)}, {"tensor": 3}, {"phase": "x"}]
+)
+def test_a_group_that_a_card_describes_wrongly(changes):
+    made = card()
+    groups = (replace(made.plan.groups[0], **changes), *made.plan.groups[1:])
+    with pytest.raises(ExportError, match=r"Group r0 .* has no phase or no whole GPUs"):
+        Service.of_card(replace(made, plan=replace(made.plan, groups=groups)))
 
 
 def test_another_model_than_the_card_names():
