@@ -225,7 +225,7 @@ def _card(
     notes += filter(None, [with_phases_apart(asked, best)])
     notes += _of_engine(asked.cluster, question, plan)
     notes.append(_how(plan, question, goodput_rps.value or rate, effort))
-    at = question.load(safe or goodput_rps.value or rate)
+    at = question.load(safe or goodput_rps.value or rate, whole=True)
     if (worst := worst_quarter(plan, at, question.seed)) is not None:
         notes.append(
             f"In the worst quarter of an hour of the log, played at {at.rate_rps:.3g} requests/s, "

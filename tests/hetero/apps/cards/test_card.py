@@ -131,10 +131,10 @@ def test_a_log_keeps_a_later_part_that_the_promise_has_to_hold_in():
     asked = request(PAIR, trace=replace(burst, source="file:own.csv"), **AT_VLLM)
     question = asked.question
     assert question.process == "scaled"
-    assert len(question.load().trace) == pytest.approx(2 * len(question.later), abs=2)
-    assert question.later.arrival_s[0] > question.load().trace.arrival_s[-1]
+    seen, log = (len(question.load(whole=one).trace) for one in (False, True))
+    assert seen == pytest.approx(2 * (log - seen), abs=2)
     made = card_of_pair().plan
-    first = replace(question, later=None)
+    first = replace(question, whole=None)
     alone, both = (promised(made, one, asked.effort, 8.0) for one in (first, question))
     assert 0 < both < 0.7 * alone
     assert worst_quarter(made, question.load(0.5), 0) == pytest.approx(1.0, abs=0.1)
