@@ -50,7 +50,8 @@ repro: setup
 	@$(BIN)/hetero repro $(if $(PROFILE),--profile $(PROFILE)) $(if $(SOURCE),--source $(SOURCE))
 
 lab: setup
-	@cd notebooks && $(BIN)/jupyter lab $(ARGS)
+	@git config filter.hetero-notebook.clean '"$(BIN)/python" -m pipelines.source' || true
+	@$(BIN)/jupyter lab notebooks/00_quickstart.ipynb $(ARGS)
 
 docs: setup-tests
 	@$(BIN)/python -m pipelines.docs

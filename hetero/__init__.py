@@ -94,6 +94,7 @@ LAZY = {
     "compare": "hetero.comparison",
     "explore": "hetero.apps.explorer",
     "export": "hetero.apps.answers.exports",
+    "load_ipython_extension": "hetero.apps.cli.magics",
     "metrics": "hetero.simulator.metrics",
     "plan": "hetero.apps.cards.answer",
     "replicated": "hetero.engines",
@@ -116,4 +117,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *LAZY, *_MODULES])
+    return sorted([*LAZY.keys() - {"load_ipython_extension"}, *_MODULES, "__version__"])

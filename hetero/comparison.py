@@ -14,7 +14,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any, Final, TypeAlias
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import joblib
 import numpy as np
@@ -32,6 +33,9 @@ from hetero.simulator.sustained import ARRIVING, Arrivals, redrawn
 from hetero.streams import stream
 from hetero.workload import Trace
 from hetero.workload.statistics import rate_rps as mean_rps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Draw: TypeAlias = Callable[[float, int], Trace]
 """Makes requests of a rate [requests/s] and a seed."""
@@ -61,9 +65,9 @@ class Comparison(Shown):
     def summary(
         self, metric: str = "", *, baseline: str = "", lower: bool | None = None
     ) -> pd.DataFrame:
-        """Mean by rate and system, and its paired difference to a baseline with 95 % interval.
+        """Mean by rate and system, and its paired difference to a baseline, with 95 % intervals.
 
-        A system is what differs of plan and router; of one seed the interval is NaN.
+        A system is what differs of plan and router; of one seed the intervals are NaN.
 
         Parameters
         ----------
@@ -76,11 +80,13 @@ class Comparison(Shown):
         for rate, sign, wide in self._wide(metric, lower):
             best = baseline or str((sign * wide.mean()).idxmax())
             for name in wide:
-                gain = wide[name] - wide[best]
-                ends = interval(gain) if len(gain) > 1 else (math.nan, math.nan)
-                rows.append((rate, name, wide[name].mean(), best, gain.mean(), *ends))
-        columns = ["rate_rps", "system", "mean", "baseline", "difference", "low", "high"]
-        return pd.DataFrame(rows, columns=columns)
+                row: list[Any] = [rate, name]
+                for values in (wide[name], wide[name] - wide[best]):
+                    ends = interval(values) if len(values) > 1 else (math.nan, math.nan)
+                    row += [values.mean(), *ends, best]
+                rows.append(row[:-1])
+        columns = ["rate_rps", "system", "mean", "mean_low", "mean_high", "baseline"]
+        return pd.DataFrame(rows, columns=[*columns, "difference", "low", "high"])
 
     def ranking(self, metric: str = "", *, lower: bool | None = None) -> str:
         """Systems from the best to the worst, a line per rate (:func:`hetero.intervals.ranking`).
@@ -94,21 +100,63 @@ class Comparison(Shown):
         lines = [f"{rate:.4g} requests/s: {text}" for rate, text in texts.items()]
         return "\n".join(lines if len(lines) > 1 else texts.values())
 
+    @property
+    def sentence(self) -> str:
+        """What was found by the first metric, a line per rate: who is best, and by how much.
+
+        Distances are means of paired differences with 95 % intervals.
+        """
+        said = []
+        for rate, rows in self.summary().groupby("rate_rps", sort=False):
+            best = rows["baseline"].iloc[0]
+            behind = []
+            for _, one in rows[rows["system"] != best].iterrows():
+                turn = -1.0 if one["difference"] < 0 else 1.0
+                low, high = sorted((turn * one["low"], turn * one["high"]))
+                behind.append(f"{one['system']} by {abs(one['difference']):.3g}")
+                if one["low"] == one["low"]:
+                    told = "" if low > 0 else ": not told apart"
+                    behind[-1] += f" [{low:.3g}, {high:.3g}{told}]"
+            mean = float(rows["mean"][rows["system"] == best].iloc[0])
+            said.append(f"{rate:.4g} requests/s: {best} has the best {self._first}, {mean:.3g}")
+            said[-1] += "; behind it " * bool(behind) + ", ".join(behind) + "."
+        return "\n".join(said)
+
+    def figure(self, metric: str = "", *, baseline: str = "", lower: bool | None = None) -> Figure:
+        """Means with 95 % intervals, and paired differences to a baseline, rate by rate.
+
+        The arguments are those of :meth:`summary`.
+        """
+        found = self.summary(metric, baseline=baseline, lower=lower)
+        drawn: Figure = resolve_name("hetero.plots.comparisons:draw")(
+            found, metric or self._first, self.note
+        )
+        return drawn
+
     def table(self) -> Table:
         """Means over the seeds, and the order by the first metric."""
         found = [str(name) for name in self.frame.columns[len(KEYS) :]]
         shown = [name for name in _SHOWN if name in found] or found
-        means = self.frame.groupby(["rate_rps", "plan", "router"], sort=False)[shown].mean()
-        rows = means.reset_index()
-        notes = [f"By {found[0]}:", *self.ranking().splitlines(), self.note]
+        groups = self.frame.groupby(["rate_rps", "plan", "router"], sort=False)
+        rows = groups[shown].mean().reset_index()
+        notes = [*self.sentence.splitlines(), *self.ranking().splitlines(), self.note]
         if self.frame["seed"].nunique() == 1:
             notes[-1:] = ["One seed: no interval, the order may be chance.", self.note]
-        columns = tuple(Column(str(name)) for name in rows)
+        else:
+            at = 1 + list(rows).index(self._first)
+            for k, end in enumerate(("low", "high")):
+                ends = [interval(values)[k] for _, values in groups[self._first]]
+                rows.insert(at + k, f"{self._first} {end}", ends)
+        columns = tuple(Column(str(name), digits=3) for name in rows)
         return Table("", columns, tuple(map(tuple, rows.to_numpy().tolist())), tuple(notes))
+
+    @property
+    def _first(self) -> str:
+        return str(self.frame.columns[len(KEYS)])
 
     def _wide(self, metric: str, lower: bool | None) -> Iterator[tuple[float, Any, Any]]:
         """By rate: -1 where less is better, else 1; and values by seed and system."""
-        metric = metric or str(self.frame.columns[len(KEYS)])
+        metric = metric or self._first
         sign = -1.0 if (metric.startswith(_LOWER) if lower is None else lower) else 1.0
         differ = [key for key in KEYS[:3:2] if self.frame[key].nunique() > 1] or ["router"]
         named = self.frame.assign(system=self.frame[differ].astype(str).agg(", ".join, axis=1))

@@ -247,7 +247,7 @@ class KvLink:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Deployment(Shown):
     """A flow network of replicas: requests enter at prefill nodes and leave at decode nodes.
 

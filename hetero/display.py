@@ -16,6 +16,11 @@ PLAIN = "mathjax_ignore tex2jax_ignore"
 """Classes of HTML where dollar signs are prices; JupyterLab would typeset what is between two."""
 
 _WHOLE = 24  # characters of a cell that is never broken into lines
+_LINES = 40  # of what an interpreter shows unasked
+_TEX = str.maketrans(
+    {one: f"\\{one}" for one in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class Column:
         return str(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Table:
     """Rows under headings with units, a title above and notes below.
 
@@ -140,6 +145,29 @@ class Table:
         body = [line(head), "  ".join("-" * width for width in widths), *map(line, cells)]
         return "\n".join(([self.title] if self.title else []) + body + list(self.notes))
 
+    def __repr__(self) -> str:
+        return _short(str(self))
+
+    def to_latex(self) -> str:
+        r"""The same as a ``tabular`` of LaTeX, with the rules of booktabs.
+
+        Examples
+        --------
+        >>> print(Table("", (Column("share", "%"), Column("GPU")), ((50.0, "A_1"),)).to_latex())
+        \begin{tabular}{rl}
+        \toprule
+        share [\%] & GPU \\
+        \midrule
+        50.00 & A\_1 \\
+        \bottomrule
+        \end{tabular}
+        """
+        lines = [[c.heading for c in self.columns], *self._cells()]
+        head, *body = (" & ".join(one.translate(_TEX) for one in line) + r" \\" for line in lines)
+        sides = "".join("r" if right else "l" for right in self._numeric())
+        begin, end = rf"\begin{{tabular}}{{{sides}}}", r"\end{tabular}"
+        return "\n".join((begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", end))
+
     def _repr_html_(self) -> str:
         # Only inherited colours, so that light and dark themes both work.
         def cell(tag: str, text: str, right: bool) -> str:
@@ -175,6 +203,13 @@ class Table:
         )
 
 
+def _short(text: str) -> str:
+    lines = text.split("\n")
+    if len(lines) > _LINES:
+        lines[_LINES - 1 :] = [f"[{len(lines) - _LINES + 1:,} more lines: print() shows them]"]
+    return "\n".join(lines)
+
+
 class Shown(ABC):
     """Mixin: an object with a ``table()`` shows it in the shell and in JupyterLab."""
 
@@ -189,7 +224,7 @@ class Shown(ABC):
 
     def __repr__(self) -> str:
         # For dataclasses with repr=False, whose arrays would fill the screen.
-        return str(self)
+        return _short(str(self))
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()

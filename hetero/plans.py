@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -18,11 +19,11 @@ import numpy as np
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.display import Column, Shown, Table
 from hetero.encoding import Decoder, Encoder, EncodingError
-from hetero.errors import DataError
+from hetero.errors import DataError, ParameterError, require
 from hetero.files import writing
 from hetero.grouping import summed
 from hetero.placement import FlowNetwork, Placement
-from hetero.routers import Builtin, Oracle, Predictor
+from hetero.routers import Builtin, Oracle, Predictor, Router, router_of
 from hetero.routers.base import DEFAULT
 from hetero.routers.pipelines import PipelineRouter
 from hetero.simulator import Event, simulate
@@ -120,7 +121,8 @@ class Plan(Shown):
     serving
         Replicas with their engines and links, or layers over a network.
     router
-        The rule that sends requests to them, a value too: every run keeps records of its own.
+        The rule that sends requests to them, a value too: every run keeps records of its own. With
+        ``replace(plan, router=Mine())`` it is one of plain Python, which no file can hold.
     routing
         The rule in words.
     usd_per_h
@@ -156,7 +158,7 @@ class Plan(Shown):
     planner: str
     groups: tuple[Group, ...]
     serving: Serving
-    router: Builtin | PipelineRouter
+    router: Builtin | Router | PipelineRouter
     routing: str
     usd_per_h: float | None
     bound_rps: float | None = None
@@ -175,6 +177,13 @@ class Plan(Shown):
     def gpus(self) -> dict[str, int]:
         """GPUs in use by type."""
         return summed(item for group in self.groups for item in group.gpus.items())
+
+    @property
+    def rule(self) -> str:
+        """How requests are routed in words; of a router of plain Python, its name."""
+        if isinstance(self.router, Builtin | PipelineRouter):
+            return self.routing
+        return router_of(self.router).name
 
     def simulate(
         self,
@@ -197,11 +206,10 @@ class Plan(Shown):
             For plans of replicas, see :func:`hetero.simulator.simulate`.
         """
         if isinstance(self.serving, Deployment):
-            assert isinstance(self.router, Builtin)
             return simulate(
                 self.serving,
                 trace,
-                self.router,
+                deepcopy(router_of(self.router)),  # one of plain Python may remember a run
                 events=events,
                 seed=seed,
                 sample_s=sample_s,
@@ -209,6 +217,11 @@ class Plan(Shown):
                 watch=watch,
                 predictor=predictor,
             )
+        require(
+            isinstance(self.router, PipelineRouter),
+            f"{self.planner} places layers over a network, where '{self.rule}' routes nothing.",
+            resolve="keep its router, or change that of a plan of replicas.",
+        )
         assert isinstance(self.router, PipelineRouter)
         return simulate_pipelines(
             self.serving.network,
@@ -264,13 +277,15 @@ class Plan(Shown):
             Column("phase"),
             Column("requests", "%", 3),
         )
-        notes = (f"Routing: {self.routing}.", *self.notes)
+        notes = (f"Routing: {self.rule}.", *self.notes)
         return Table(self.planner, columns, rows, notes)
 
     # In and out -----------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
-        return self.to_dict() == other.to_dict() if isinstance(other, Plan) else NotImplemented
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return self is other or self.to_dict() == other.to_dict()
 
     def __hash__(self) -> int:
         return hash((self.planner, self.routing, tuple(group.name for group in self.groups)))
@@ -278,7 +293,13 @@ class Plan(Shown):
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON values, as :mod:`hetero.encoding` describes them."""
         encoder = Encoder(_known(), _shared())
-        plan = encoder.encode(self)
+        try:
+            plan = encoder.encode(self)
+        except TypeError as error:
+            raise ParameterError(
+                f"The plan cannot be written: {error}.",
+                resolve="write it with a router of hetero.routers; keep your own as code.",
+            ) from None
         return {"format": FORMAT, "version": VERSION, "plan": plan, "shared": encoder.shared}
 
     def to_json(self) -> str:

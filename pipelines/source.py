@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 from hetero import paths
@@ -95,3 +96,18 @@ def code(path: Path) -> str:
 def fingerprint(path: Path) -> str:
     """SHA-256 of the code of a notebook, in hexadecimal digits."""
     return hashlib.sha256(code(path).encode()).hexdigest()
+
+
+def stripped(notebook: str) -> str:
+    """A notebook without outputs, counts and what editors add: what git keeps (``make lab``)."""
+    found = json.loads(notebook)
+    for cell in found["cells"]:
+        cell["metadata"] = {k: v for k, v in cell["metadata"].items() if k == "tags"}
+        cell |= {"execution_count": None, "outputs": []} if cell["cell_type"] == "code" else {}
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    found["metadata"] = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(stripped(sys.stdin.read()))

@@ -149,7 +149,7 @@ class Network:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Cluster(Shown):
     """Machines and the links between them.
 

@@ -20,7 +20,7 @@ from hetero.errors import ParameterError
 from hetero.workload import Trace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Samples:
     """The replicas at regular times, after all that happens at each and before batches form.
 
@@ -32,6 +32,8 @@ class Samples:
         From the first arrival on [s]; shape (T,).
     waiting, decoding
         Requests in the queue of each replica, and those that decode; shape (T, M).
+    held
+        Requests that wait at the dispatcher; shape (T,).
     kv_use
         Share of each KV cache that is held, prefix cache not included; shape (T, M).
     busy_s
@@ -42,6 +44,7 @@ class Samples:
     time_s: Floats
     waiting: NDArray[np.int64]
     decoding: NDArray[np.int64]
+    held: NDArray[np.int64]
     kv_use: Floats
     busy_s: Floats
 
@@ -64,12 +67,12 @@ class Sampler:
     """Collects samples of a running simulation every ``step_s``."""
 
     def __init__(self, arrays: tuple[Any, ...], start_s: float, step_s: float) -> None:
-        _, engines, self.replicas, self.floats, self.integers = arrays
+        self.requests, engines, self.replicas, self.floats, self.integers = arrays
         self.engines = engines
         paged = engines["admission"] == state.PAGED
         self.capacity = engines["kv_tokens"] // np.where(paged, engines["block_tokens"], 1)
         self.start_s, self.step_s = start_s, step_s
-        self.rows: list[tuple[NDArray[Any], ...]] = []
+        self.rows: list[tuple[Any, ...]] = []
 
     @property
     def next_s(self) -> float:
@@ -81,13 +84,14 @@ class Sampler:
         used, busy_s = np.empty(len(self.replicas), np.int64), np.empty(len(self.replicas))
         snapshot(self.engines, self.replicas, self.integers, self.next_s, used, busy_s)
         waiting, decoding = self.replicas["waiting"].copy(), self.replicas["running"].copy()
-        self.rows.append((waiting, decoding, used, busy_s))
+        held = np.count_nonzero(self.requests["status"] == state.HELD)
+        self.rows.append((waiting, decoding, held, used, busy_s))
 
     def samples(self, names: tuple[str, ...]) -> Samples:
         """All that was noted."""
-        waiting, decoding, used, busy_s = map(np.array, zip(*self.rows, strict=True))
+        waiting, decoding, held, used, busy_s = map(np.array, zip(*self.rows, strict=True))
         time_s = np.arange(len(self.rows), dtype=np.float64) * self.step_s
-        return Samples(names, time_s, waiting, decoding, used / self.capacity, busy_s)
+        return Samples(names, time_s, waiting, decoding, held, used / self.capacity, busy_s)
 
 
 # By the number of the reason, see hetero.engine.state.
@@ -104,7 +108,7 @@ _REASONS = np.array(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run(Shown):
     """A served trace.
 

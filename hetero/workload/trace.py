@@ -29,7 +29,7 @@ Ints = NDArray[np.int32]
 LongInts = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Trace(Shown):
     """Requests in the order of their arrival; validated once, immutable.
 

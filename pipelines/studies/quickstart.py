@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -52,22 +53,11 @@ def _group_name(group: Replicas) -> str:
 
 def _groups(axis: Axes, card: PlanCard, shares: pd.Series) -> None:
     colours = [gpu_colour(next(iter(group.gpus))) for group in card.groups]
-    places = np.arange(len(shares))[::-1]
     said = [f"{card.usd_per_h:.2f} $/h"] if card.usd_per_h is not None else []
     said += [f"{card.limits.binding} binds"] if card.limits is not None else []
-    axis.barh(places, shares, color=colours, height=0.6)
-    for place, share in zip(places, shares, strict=True):
-        axis.text(share + 1.5, place, f"{share:.0f} %", va="center", fontsize=8)
-    axis.set(
-        yticks=places,
-        yticklabels=list(shares.index),
-        xlim=(0, 1.25 * max(shares)),
-        ylim=(-0.6, len(shares) - 0.4),
-        xlabel="requests served [%]",
-        ylabel="replicas",
-        title=", ".join(said),
-    )
-    axis.grid(visible=False, axis="y")
+    bars = [(str(name), share, f"{share:.0f} %") for name, share in shares.items()]
+    _bars(axis, bars, colours, shares + 1.5, 1.25 * max(shares))
+    axis.set(xlabel="requests served [%]", ylabel="replicas", title=", ".join(said))
 
 
 def _borrowed(axis: Axes, card: PlanCard) -> None:
@@ -77,44 +67,38 @@ def _borrowed(axis: Axes, card: PlanCard) -> None:
         rows.insert(0, ("asked for", card.question.rate_rps, "#009E73"))
     if card.bound is not None:
         rows.append(("bound", card.bound.rate_rps, "#BBBBBB"))
-    places = np.arange(len(rows))[::-1]
-    axis.barh(places, [row[1] for row in rows], color=[row[2] for row in rows], height=0.6)
-    at = next(p for p, row in zip(places, rows, strict=True) if row[0] == "goodput")
-    axis.plot([low, high], [at, at], color="#111111", linewidth=1.6, marker="|", markersize=9)
     most = max(high, *(row[1] for row in rows))
-    for place, (name, value, _) in zip(places, rows, strict=True):
-        end = max(value, high) if name == "goodput" else value
-        axis.text(end + 0.02 * most, place, sections.show(value), va="center", fontsize=8)
-    axis.set(
-        yticks=places,
-        yticklabels=[row[0] for row in rows],
-        xlim=(0, 1.2 * most),
-        ylim=(-0.6, len(rows) - 0.4),
-        xlabel="requests/s (line: 90 % interval)",
-        ylabel="load",
-        title=f"{100 * card.question.goal:g} % within the targets",
-    )
-    axis.grid(visible=False, axis="y")
+    bars = [(name, value, sections.show(value)) for name, value, _ in rows]
+    ends = [max(value, high * (name == "goodput")) + 0.02 * most for name, value, _ in rows]
+    at = _bars(axis, bars, [row[2] for row in rows], ends, 1.2 * most)["goodput"]
+    axis.plot([low, high], [at, at], color="#111111", linewidth=1.6, marker="|", markersize=9)
+    title = f"{100 * card.question.goal:g} % within the targets"
+    axis.set(xlabel="requests/s (line: 90 % interval)", ylabel="load", title=title)
 
 
 def _latencies(axis: Axes, card: PlanCard) -> None:
-    rows = [
-        (f"{name.upper()} P{p}", 100 * card.latencies_s[name][p].value / target_s)
+    shares = {
+        f"{name.upper()} P{p}": 100 * card.latencies_s[name][p].value / target_s
         for name, target_s in card.question.targets_s.items()
         for p in (50, 90, 99)
-    ]
-    places = np.arange(len(rows))[::-1]
-    axis.barh(places, [value for _, value in rows], color="#56B4E9", height=0.6)
+    }
+    bars = [(name, value, f"{value:.0f} %") for name, value in shares.items()]
+    ends = [value + 2 for value in shares.values()]
+    _bars(axis, bars, "#56B4E9", ends, 1.25 * max(100.0, *shares.values()))
     axis.axvline(100, color="#111111", linewidth=1.2, linestyle="--")
-    for place, (_, value) in zip(places, rows, strict=True):
-        axis.text(value + 2, place, f"{value:.0f} %", va="center", fontsize=8)
-    axis.set(
-        yticks=places,
-        yticklabels=[name for name, _ in rows],
-        xlim=(0, 1.25 * max(100.0, *(value for _, value in rows))),
-        ylim=(-0.6, len(rows) - 0.4),
-        xlabel="of the target [%]",
-        ylabel="latency",
-        title=f"at {sections.show(card.question.rate_rps)} requests/s",
-    )
+    title = f"at {sections.show(card.question.rate_rps)} requests/s"
+    axis.set(xlabel="of the target [%]", ylabel="latency", title=title)
+
+
+def _bars(
+    axis: Axes, bars: list[tuple[str, float, str]], colour: Any, ends: Any, most: float
+) -> dict[str, int]:
+    """Bars of name, length and what is written at its end, the first on top; where each stands."""
+    names, lengths, texts = zip(*bars, strict=True)
+    places = list(range(len(bars)))[::-1]
+    axis.barh(places, lengths, color=colour, height=0.6)
+    for place, end, text in zip(places, ends, texts, strict=True):
+        axis.text(end, place, text, va="center", fontsize=8)
+    axis.set(yticks=places, yticklabels=names, xlim=(0, most), ylim=(-0.6, len(bars) - 0.4))
     axis.grid(visible=False, axis="y")
+    return dict(zip(names, places, strict=True))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
+from hetero.display import PLAIN, Column
 from hetero.errors import require
 from pipelines import figure_checks
 
@@ -68,6 +71,27 @@ class ResultFolder:
         from hetero.plots import figures
 
         figures.use_style()
+        self._in_lab()
+
+    def _in_lab(self) -> None:
+        """In JupyterLab: three digits, sharp pictures, and what is set other than in the report."""
+        from IPython.core.getipython import get_ipython
+        from IPython.display import HTML, display
+
+        if self.output or not (shell := get_ipython()):
+            return
+        pd.set_option("display.float_format", Column("", digits=3).show)
+        shell.run_line_magic("config", "InlineBackend.figure_formats = ['retina']")
+        # By name: what a stage rests on would else be all parameters.
+        report = resolve_name("pipelines.schema:load")(profile="default").sections
+        small = []
+        for name, there in report.get(self.notebook[3:], ()):
+            both = (shell.user_ns.get(name, there), there)
+            one, other = (len(x) if isinstance(x, list) else x for x in both)
+            small += [f"{name} {one} (report: {other})"] if one != other else []
+        if small:
+            what = f"<b>Small run</b>: {', '.join(small)}. It may find other than the report."
+            display(HTML(what))  # type: ignore[no-untyped-call]
 
     @property
     def provenance(self) -> str:
@@ -107,7 +131,7 @@ class ResultFolder:
             One sentence that says what is to be seen and which reading was taken.
         """
         from IPython.core.getipython import get_ipython
-        from IPython.display import display
+        from IPython.display import HTML, display
 
         from hetero.plots import figures
 
@@ -122,6 +146,9 @@ class ResultFolder:
         self._write()
         if get_ipython():
             display(figure)  # type: ignore[no-untyped-call]
+            if self.folder is None:
+                text = f'<small class="{PLAIN}">{html.escape(caption)}</small>'
+                display(HTML(text))  # type: ignore[no-untyped-call]
         figures.close(figure)
 
     def table(

@@ -26,7 +26,7 @@ from hetero.deployment import Replica
 from hetero.display import Column, Shown, Table
 from hetero.encoding import finite
 from hetero.engines import EngineSpec, Instance, replicated
-from hetero.errors import CatalogError, DataError, ParameterError, require
+from hetero.errors import CatalogError, DataError, HeteroError, ParameterError, require
 from hetero.files import writing
 from hetero.latency import storage
 from hetero.latency.step import StepModel
@@ -139,8 +139,10 @@ class Simulated(Shown):
             columns.append(of("cost", "$/10^6 tokens", lambda one: one.usd_per_mtok, 3))
         notes = [self.about, *self.notes]
         if self._seeds > 1:
-            by = self.comparison.frame.columns[4]
-            notes.append(f"By {by} over {self._seeds} seeds: {self.comparison.ranking()}.")
+            rows = self.comparison.summary().itertuples()
+            means = (f"{r.system} {r.mean:.3g} [{r.mean_low:.3g}, {r.mean_high:.3g}]" for r in rows)
+            by = f"By {self.comparison.frame.columns[4]} over {self._seeds} seeds"
+            notes += [f"{by}: {', '.join(means)}.", self.comparison.sentence]
         return Table.of(self.title, columns, found, *notes)
 
 
@@ -250,9 +252,11 @@ def _router(given: Any) -> Any:
     sys.path.insert(0, str(Path.cwd()))
     try:
         return router_of(resolve_name(given))
-    except (ImportError, AttributeError, ValueError) as error:
+    except HeteroError:
+        raise
+    except Exception as error:
         raise ParameterError(
-            f"--router {given} cannot be imported: {error}.",
+            f"--router {given} cannot be imported ({type(error).__name__}: {error}).",
             resolve="name a module of this folder, or an installed one, as in mine:Router.",
         ) from None
     finally:

@@ -104,10 +104,8 @@ def _targets(text: str) -> Any:
 
 
 # Of commands whose other options are their own.
-_SHARED = "cluster model trace source columns seed schedule_ahead prefix_cache prefix_share"
+_SHARED = "trace source columns seed schedule_ahead prefix_cache prefix_share"
 _KNOWN = {one.name: made(one) for one in words(_SHARED)}
-Cluster = Annotated[str, _KNOWN["cluster"]]
-Model = Annotated[str, _KNOWN["model"]]
 Trace = Annotated[str, _KNOWN["trace"]]
 Source = Annotated[Any, _KNOWN["source"]]
 Columns = Annotated[str, _KNOWN["columns"]]

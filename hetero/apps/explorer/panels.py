@@ -39,12 +39,11 @@ def draw(view: View) -> Figure:
     queue, cache = (figure.add_subplot(grid[1, k : k + 3]) for k in (0, 3))
     run, samples = view.run, view.run.samples
     assert samples is not None
-    _distribution(ttft, run.ttft_s, view.slo.ttft_s, "time to first token [s]")
-    target_s = view.slo.tpot_s
-    target_ms = None if target_s is None else 1e3 * target_s
-    _distribution(tpot, 1e3 * run.tpot_s, target_ms, "time per output token [ms]")
+    _distribution(ttft, view, "ttft", 1.0, "time to first token [s]")
+    _distribution(tpot, view, "tpot", 1e3, "time per output token [ms]")
     _throughput(load, view)
     _over_time(queue, run, samples, samples.waiting.astype(np.float64))
+    queue.plot(samples.time_s, samples.held, color="black", linewidth=1.3, label="dispatcher")
     queue.set_ylabel("waiting [requests]")
     queue.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     queue.set_ylim(0, max(1.0, queue.get_ylim()[1]))
@@ -56,13 +55,16 @@ def draw(view: View) -> Figure:
     return figure
 
 
-def _distribution(axis: Axes, values: Floats, target: float | None, label: str) -> None:
-    """Share of the requests within a time, and where the target cuts it."""
+def _distribution(axis: Axes, view: View, name: str, scale: float, label: str) -> None:
+    """Share of the counted requests within a time, and where the target cuts it."""
+    values = scale * getattr(view.run, f"{name}_s")[view.counted]
+    target = getattr(view.slo, f"{name}_s")
     times = np.sort(values[np.isfinite(values)])
     axis.set(xlabel=label, ylabel="requests [%]", ylim=(0, 102))
     if not len(times):
         return
-    share = 100.0 * np.arange(1, len(times) + 1) / len(times)
+    rejected = np.count_nonzero(~view.run.finished[view.counted])
+    share = 100.0 * np.arange(1, len(times) + 1) / (len(times) + rejected)
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     axis.xaxis.set_major_formatter("{x:g}")
@@ -71,11 +73,12 @@ def _distribution(axis: Axes, values: Floats, target: float | None, label: str) 
     if target is None:
         axis.plot(times, share, color=figures.CYCLE[0], drawstyle="steps-post")
     else:
-        met = 100.0 * float((times <= target).mean())
+        target *= scale
         for part, colour in ((times <= target, _MET), (times > target, _MISSED)):
             axis.plot(times[part], share[part], color=colour, linewidth=2.0)
         axis.axvline(target, color="black", linewidth=0.9, linestyle="--")
-        axis.set_title(f"{met:.3g} % within {target:.3g} {label[-3:].strip(' []')}", fontsize=9)
+        met = f"{100 * view.metrics.attainment[name]:.3g} % within {target:.3g}"
+        axis.set_title(f"{met} {label[-3:].strip(' []')}", fontsize=9)
         low, high = min(low, target), max(high, target)
     axis.set_xlim(low / 1.25, high * 1.25)
 

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero import catalog
 from hetero import cluster as clusters
@@ -94,6 +95,13 @@ class View(Shown):
         return f"{place}, {self.here.offered_rps:.3g} requests/s, {run.router}"
 
     @property
+    def counted(self) -> NDArray[np.bool_]:
+        """Which requests latencies and targets are told of, in table and figure; shape (N,)."""
+        begin_s, end_s = self.metrics.window_s
+        since_s = self.run.requests["arrival_s"] - self.run.requests["arrival_s"][0]
+        return np.asarray((since_s >= begin_s) & (since_s <= end_s))
+
+    @property
     def of_bound(self) -> float:
         """Offered rate over the bound; NaN where there is none."""
         bound = self.plan.bound_rps
@@ -149,7 +157,12 @@ class View(Shown):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know before trusting the figures."""
-        notes = list(self.plan.notes)
+        begin_s, end_s = self.metrics.window_s
+        notes = [
+            f"Counted: the {self.counted.sum():,} of {len(self.counted):,} requests that arrive "
+            f"from {begin_s:.3g} s to {end_s:.3g} s; throughput is of those that finish then.",
+            *self.plan.notes,
+        ]
         needed = _needed(self.plan, self.requests, self.here.offered_rps)
         if len(self.run.requests) < needed:
             notes.append(

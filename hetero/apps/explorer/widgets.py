@@ -37,6 +37,8 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         the shipped clusters.
     workloads
         Traces by the names to choose from; by default the shipped ones.
+    routers
+        Routers of your own, objects or classes by the names to choose from, before the built-in.
     cluster, model, requests, router, rate_rps, slo
         What is chosen at first.
     source
@@ -55,10 +57,11 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         *,
         fleets: Mapping[str, Cluster | Deployment] | None = None,
         workloads: Mapping[str, Trace] | None = None,
+        routers: Mapping[str, Any] | None = None,
         cluster: str | None = None,
         model: str = "Llama-3-8B",
         requests: str | None = None,
-        router: str = "hetero",
+        router: str | None = None,
         rate_rps: float = 10.0,
         slo: Slo | None = None,
         source: TraceSource = "twin",
@@ -67,13 +70,16 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         self._fleets = fleets or {one.name: one for one in clusters.clusters()}
         shipped: dict[str, Trace | str] = {name: name for name in workload.names(source)}
         self._workloads = dict(workloads) if workloads else shipped
+        own, known = dict(routers or {}), factories()
+        self._routers = own | {one: one for one in known if one not in own}
         self._source, self._simulated = source, simulated
         self.view: View | None = None
         slo = slo or Slo(ttft_s=1.0, tpot_s=0.1)
         self.cluster = _dropdown("cluster", list(self._fleets), cluster)
         self.model = _dropdown("model", list(catalog.llms().names), model)
         self.workload = _dropdown("workload", list(self._workloads), requests)
-        self.router = _dropdown("router", list(factories()), router)
+        router = router or next(iter(own), "hetero")
+        self.router = _dropdown("router", list(self._routers), router)
         self.rate_rps = _slider("requests/s", rate_rps, -1.0, 3.0)
         self.ttft_s = _slider("TTFT [s]", slo.ttft_s or 1.0, -1.5, 2.0)
         self.tpot_ms = _slider("TPOT [ms]", 1e3 * (slo.tpot_s or 0.1), 0.5, 3.0)
@@ -94,7 +100,7 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
                 self._workloads[self.workload.value],
                 self.rate_rps.value,
                 Slo(ttft_s=self.ttft_s.value, tpot_s=1e-3 * self.tpot_ms.value),
-                self.router.value,
+                self._routers[self.router.value],
                 llm=self.model.value,
                 source=self._source,
                 requests=self._simulated,

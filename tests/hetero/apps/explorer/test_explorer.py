@@ -13,6 +13,7 @@ from hetero.bounds import deployment_rps
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import CatalogError, HeteroError, InfeasibleError, ParameterError
 from hetero.latency.step import StepModel
+from hetero.routers import DEFER
 from hetero.simulator import Slo
 from hetero.workload import Trace
 
@@ -199,8 +200,15 @@ def test_the_figure_says_where_the_target_cuts(view) -> None:  # type: ignore[no
 
     figure = view.figure()
     ttft, tpot, load, queue, cache = figure.axes
-    met = 100 * (view.run.ttft_s <= 0.1).mean()
+    arrival_s = view.run.requests["arrival_s"]
+    n = len(arrival_s)
+    first, last = arrival_s[int(0.2 * n)], arrival_s[n - int(0.05 * n) - 1]
+    counted = (first <= arrival_s) & (arrival_s <= last)
+    met = 100 * (view.run.ttft_s[counted] <= 0.1).mean()
     assert ttft.get_title(loc="left") == f"{met:.3g} % within 0.1 s"
+    assert f"{met:.3g} % within target" in str(view)
+    assert f"the {counted.sum():,} of {n:,} requests" in str(view)
+    assert sum(len(line.get_xdata()) for line in ttft.lines[:2]) == counted.sum()
     assert tpot.get_title(loc="left").endswith("% within 20 ms")
     marks = [line for line in load.lines if line.get_marker() == "o"]
     drawn = [(line.get_xdata()[0], line.get_ydata()[0]) for line in marks]
@@ -232,6 +240,38 @@ def test_widgets_show_the_view_of_the_pure_function() -> None:
     assert str(shown.view) == str(want)
     assert want._repr_html_() in shown._text.value
     assert bytes(shown._figure.value) != first
+
+
+def test_overload_grows_at_the_dispatcher_and_own_routers_are_in_the_menu() -> None:
+    pytest.importorskip("ipywidgets", reason="the lab extra is not installed")
+    from hetero.apps.explorer import Explorer
+    from hetero.plots import figures
+
+    class Hoarder:
+        """Sends a request only while fewer than eight are out."""
+
+        name = "hoarder"
+
+        def choose(self, request, fleet):  # type: ignore[no-untyped-def]
+            return 0 if fleet.outstanding.sum() < 8 else DEFER
+
+    shown = Explorer(
+        fleets={"fast": fleet(FAST)}, workloads={"drawn": requests()},
+        routers={"mine": Hoarder}, rate_rps=6.0, simulated=400,
+    )  # fmt: skip
+    assert shown.router.options[:2] == ("mine", "round-robin")
+    view = shown.view
+    assert view is not None
+    assert view.run.router == "hoarder"
+    figure = view.figure()
+    (line,) = (one for one in figure.axes[3].lines if one.get_label() == "dispatcher")
+    held = line.get_ydata()
+    r, times = view.run.requests, np.asarray(line.get_xdata()) + view.run.requests["arrival_s"][0]
+    come = [np.count_nonzero(r["arrival_s"] <= t) - np.count_nonzero(r["finish_s"] <= t)
+            for t in times]  # fmt: skip
+    np.testing.assert_array_equal(held, np.maximum(np.array(come) - 8, 0))
+    assert held.max() > 30
+    figures.close(figure)
 
 
 def test_widgets_tell_what_cannot_be_served_and_recover() -> None:
