@@ -289,7 +289,8 @@ def test_judgements(claim, value, judgement):
     ("claim", "value", "interval", "draws", "judgement"),
     [
         # The other side of a ratio is below 1.
-        ("heteroserve-5", 2.0, (1.1, 2.9), 5, "reproduced"),
+        ("heteroserve-5", 2.0, (1.8, 2.2), 5, "reproduced"),
+        ("heteroserve-5", 2.0, (1.1, 2.9), 5, "undecided"),  # all that is accepted and more
         ("heteroserve-5", 2.0, (0.9, 3.1), 5, "undecided"),
         ("heteroserve-5", 1.2, (1.1, 1.3), 5, "direction only"),
         ("heteroserve-5", 1.2, (0.9, 1.5), 5, "undecided"),
