@@ -248,7 +248,7 @@ class Claim:
         ('2.13', '1.8475 to 2.4125', '>1')
         >>> [claim.judge(ratio) for ratio in (2.0, 1.2, 0.9)]
         ['reproduced', 'direction only', 'not reproduced']
-        >>> [claim.judge(2.0, ends, 5) for ends in ((1.5, 2.5), (0.9, 3.1))]
+        >>> [claim.judge(2.0, ends, 5) for ends in ((1.8, 2.2), (1.5, 2.5))]
         ['reproduced', 'undecided']
         """
         require(
