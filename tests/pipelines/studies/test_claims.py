@@ -577,7 +577,8 @@ def test_an_audit_finds_verdicts_unearned_or_what_makes_them_fail():
     for name, row in audit().items():
         assert (row.before == "reproduced") == row.finding.startswith("V"), name
     told = subprocess.run(["git", "log", "--format=%H"], cwd=paths.root(), capture_output=True)
-    if commits := {line[:8] for line in told.stdout.decode().split()}:
+    commits = {line[:8] for line in told.stdout.decode().split()}
+    if commits and not (paths.root() / ".git" / "shallow").exists():
         assert {row.at for row in audit().values()} <= commits
 
 
