@@ -273,12 +273,11 @@ class Verdicts(Rows[Verdict]):
         *tests, apart = (f"{number} {status}" for status, number in self.counts.items())
         no_test = (row.why for row in self.rows if row.status == STATUSES[-1])
         kinds = Counter(why.partition(":")[0] for why in no_test)
-        told = ", ".join(f"{kinds[kind]} {kind}" for kind in NO_TEST if kinds[kind])
+        told = ", ".join(f"{kinds[kind]} {kind}" for kind in NO_TEST if kinds[kind]) or "none"
         hidden = [r for r in self.rows if r.status == "reproduced" and "no public" in r.files]
         same = sum(row.twin is not None and row.twin.judgement == row.status for row in hidden)
         more = f" {len(hidden)} of the reproduced rest on files without a public address; {same} of"
-        more = f"{more} these are reproduced on the twin as well." if hidden else ""
-        told = told or "none"
+        more = f"{more} these are reproduced on the twin as well." * bool(hidden)
         return f"{len(self)} published values: {', '.join(tests)}; {apart} ({told}).{more}"
 
     def audit(self) -> Table:

@@ -20,8 +20,7 @@ NOT_REGENERATED = {
     "quoted": "quoted",
     "needs weights": "needs model weights",
 }
-DRAWINGS = "pipelines/docs/figures"
-"""Folder of the checkout with the diagrams of the papers, redrawn."""
+DRAWINGS = "pipelines/docs/figures"  # the diagrams of the papers, redrawn
 
 
 @dataclass(frozen=True, slots=True)

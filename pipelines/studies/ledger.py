@@ -248,7 +248,7 @@ class Claim:
         ('2.13', '1.8475 to 2.4125', '>1')
         >>> [claim.judge(ratio) for ratio in (2.0, 1.2, 0.9)]
         ['reproduced', 'direction only', 'not reproduced']
-        >>> [claim.judge(2.0, ends, 5) for ends in ((1.5, 2.5), (0.9, 3.1))]
+        >>> [claim.judge(2.0, ends, 5) for ends in ((1.8, 2.2), (1.5, 2.5))]
         ['reproduced', 'undecided']
         """
         require(
@@ -272,9 +272,9 @@ class Claim:
         """Why draws do not decide on a value, in one clause; empty where they do.
 
         What passes, or has the direction, needs an interval over at least five draws that leaves
-        the other side out (an order is recorded strict only where they tell it apart). What fails
-        is undecided where its interval reaches what is accepted. A comparison over fewer draws is
-        undecided either way.
+        the other side out, and does not take in all that is accepted (an order is recorded strict
+        only where they tell it apart). What fails is undecided where its interval reaches what is
+        accepted. A comparison over fewer draws is undecided either way.
         """
         if not self.draws or draws is None:
             return ""
@@ -292,8 +292,10 @@ class Claim:
         bounds = [one for one in (check, self.side()) if isinstance(one, Accepted)]
         if fails:
             return "the interval reaches what is accepted" if ends.overlaps(*bounds) else ""
-        inside = bounds[-1].holds(ends.low) and bounds[-1].holds(ends.high)
-        return "" if inside else "the interval reaches the other side"
+        if not (bounds[-1].holds(ends.low) and bounds[-1].holds(ends.high)):
+            return "the interval reaches the other side"
+        covers = ends.low < bounds[0].low <= bounds[0].high < ends.high
+        return "the interval takes in all that is accepted" if covers else ""
 
     def check(self) -> Accepted | Order:
         """What a measured value has to meet to reproduce the claim."""

@@ -289,7 +289,8 @@ def test_judgements(claim, value, judgement):
     ("claim", "value", "interval", "draws", "judgement"),
     [
         # The other side of a ratio is below 1.
-        ("heteroserve-5", 2.0, (1.1, 2.9), 5, "reproduced"),
+        ("heteroserve-5", 2.0, (1.8, 2.2), 5, "reproduced"),
+        ("heteroserve-5", 2.0, (1.1, 2.9), 5, "undecided"),  # all that is accepted and more
         ("heteroserve-5", 2.0, (0.9, 3.1), 5, "undecided"),
         ("heteroserve-5", 1.2, (1.1, 1.3), 5, "direction only"),
         ("heteroserve-5", 1.2, (0.9, 1.5), 5, "undecided"),
@@ -515,15 +516,12 @@ def test_what_changes_sides_between_twin_and_trace_is_undecided(tmp_path):
     assert by_id(verdicts(tmp_path))["thunderserve-15a"].status == "reproduced"
 
 
-def test_what_is_no_test_is_never_judged(tmp_path):
+def test_what_is_no_test_or_quoted_is_never_judged(tmp_path):
     record(tmp_path, "real", helix_34a=1936, thunderserve_30a=584.3, rignall_8a=0.1)
     found = by_id(verdicts(tmp_path))
     for claim in ("helix-34a", "thunderserve-30a", "rignall-8a"):
         assert (found[claim].status, found[claim].why) == ("not a test", CLAIMS[claim].not_a_test)
         assert found[claim].real.judgement is None
-
-
-def test_quoted_claims_are_never_judged(tmp_path):
     record(tmp_path, "real", "12_fidelity", thunderserve_17=4.0, thunderserve_18=0.1)
     found = by_id(verdicts(tmp_path))
     assert found["thunderserve-18"].status == "not attempted"
@@ -579,7 +577,8 @@ def test_an_audit_finds_verdicts_unearned_or_what_makes_them_fail():
     for name, row in audit().items():
         assert (row.before == "reproduced") == row.finding.startswith("V"), name
     told = subprocess.run(["git", "log", "--format=%H"], cwd=paths.root(), capture_output=True)
-    if commits := {line[:8] for line in told.stdout.decode().split()}:
+    commits = {line[:8] for line in told.stdout.decode().split()}
+    if commits and not (paths.root() / ".git" / "shallow").exists():
         assert {row.at for row in audit().values()} <= commits
 
 
@@ -618,8 +617,19 @@ def test_no_reason_is_older_than_what_it_rests_on():
             assert row.state == now, f"{name}: look at the reason of {row.at} again, write {now}"
 
 
+def test_reasons_name_what_the_results_show():
+    names = "05_heteroserve/saturation", "05_heteroserve/claims_window", "11_thunderserve/fig9"
+    rates, window, tps = (pd.read_csv(paths.results() / "real" / f"{name}.csv") for name in names)
+    assert set(rates.set_index("scheduler").iloc[:5, :2].idxmax()) == {"HeteroServe"}
+    window = window[window["setting"] == "weights and cache, own saturation"]
+    inside = set(window.loc[window["its verdict"] == "reproduced", "claim"])
+    assert inside > {f"heteroserve-1-{x}" for x in ("capacity", "oracle", "latency", "heteroserve")}
+    found = tps.set_index(["system", "workload"]).iloc[:, 0]
+    assert (found["our search"] > found["ThunderServe"]).all()
+
+
 def test_a_reason_is_void_once_its_reading_or_a_file_changes(tmp_path, monkeypatch):
-    row, claim = audit()["thunderserve-15a"], CLAIMS["thunderserve-15a"]
+    row, claim = audit()["xiong-4"], CLAIMS["xiong-4"]
     assert row.cause(claim) == f"{row.why} ({row.at})"
     assert row.cause(replace(claim, reading="another")) == ""
     assert row.cause(replace(claim, basis="text: another")) == ""
@@ -687,16 +697,12 @@ def test_a_value_that_does_not_fit_its_claim_is_an_error(tmp_path):
 
 def test_a_claim_measured_twice_is_an_error(tmp_path):
     record(tmp_path, "twin", "01_workloads", helix_16a=876)
-    record(tmp_path, "twin", "02_latency_fitting", helix_16a=876)
-    with pytest.raises(DataError, match="notebooks 01_workloads and 02_latency_fitting"):
-        verdicts(tmp_path)
-
-
-def test_a_stale_copy_of_a_notebooks_results_is_an_error(tmp_path):
-    record(tmp_path, "twin", helix_16a=876)
     copy = record(tmp_path / "other", "twin", helix_16a=876)
     copy.rename(tmp_path / "twin" / "old")
     with pytest.raises(DataError, match="two default runs of notebook 01_workloads"):
+        verdicts(tmp_path)
+    record(tmp_path, "twin", "02_latency_fitting", helix_16a=876)
+    with pytest.raises(DataError, match="notebooks 01_workloads and 02_latency_fitting"):
         verdicts(tmp_path)
 
 
