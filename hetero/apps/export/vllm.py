@@ -323,11 +323,12 @@ def router(service: Service, addresses: Mapping[str, str]) -> str:
     apart = [word for phase, url in at if phase in _ROLES for word in (f"--{phase}", url)]
     both = [url for phase, url in at if phase == "both"]
     front = ["--worker-urls", f"http://127.0.0.1:{_ROUTER_PORT + 1}", *both]
+    front += ["--health-failure-threshold", "1000000"]  # a router is well while any engine is
     found = [*([front] if both else ()), ["--vllm-pd-disaggregation", *apart]]
     started = []
     for k, words in enumerate(found):
         ports = "--port", str(_ROUTER_PORT + k), "--prometheus-port", str(29000 + k)
-        argv = ("vllm-router", *words, *_ROUTED, *ports, *(("--host", _LISTEN) if k == 0 else ()))
+        argv = ("vllm-router", *_ROUTED, *words, *ports, *(("--host", _LISTEN) if k == 0 else ()))
         started.append(Command("", (), argv))
     lines = [_ROUTER_HEAD, *(f"{one.text} &" for one in started), "wait", ""]
     return read_back.script("\n".join(lines), [one.words for one in started])
