@@ -121,8 +121,10 @@ class EngineSpec:
         """Ranks of an instance."""
         return max(1, self.expert_ranks)
 
-    def limits(self, *gpus: Gpu) -> Engine:
+    def limits(self, *gpus: Gpu, piped: bool = False) -> Engine:
         """How one rank forms its steps, within the smallest limits of the GPUs of an instance.
+
+        A pipeline of several stages is ``piped``.
 
         Source: the documentation of the engines, see ``data/engines``.
 
@@ -141,7 +143,7 @@ class EngineSpec:
         if self.batching == "prefill first":
             tokens = _PROMPTS_FIRST
         ahead, caches = self.schedule_ahead, self.prefix_cache
-        by_default = batching == "chunked" and known.ahead(self.release)
+        by_default = batching == "chunked" and known.ahead(self.release, piped=piped)
         return Engine(
             batching=batching,
             admission="known" if batching == "static" else "paged",

@@ -257,6 +257,7 @@ class ServingEngine(Shown):
     transfer_bits: int
     source: str
     ahead_from: str = ""
+    piped_ahead_from: str = ""
     caches_from: str = ""
     version: str = ""
     notes: str = ""
@@ -277,15 +278,17 @@ class ServingEngine(Shown):
         """
         return next(one for one in self.batches if one.has(gpu))
 
-    def ahead(self, release: str = "") -> bool:
+    def ahead(self, release: str = "", *, piped: bool = False) -> bool:
         """Whether a release, by default the newest, prepares the next step while one runs.
 
         Examples
         --------
         >>> [serving_engine("vllm").ahead(one) for one in ("", "0.19", "0.13.1")]
         [True, True, False]
+        >>> [serving_engine("vllm").ahead(one, piped=True) for one in ("", "0.15", "0.14.1")]
+        [True, True, False]
         """
-        return _has(self.ahead_from, release)
+        return _has(self.piped_ahead_from if piped else self.ahead_from, release)
 
     def caches(self, release: str = "") -> bool:
         """Whether a release, by default the newest, keeps KV blocks for prompts that share them.

@@ -190,9 +190,8 @@ def _machines(entry: _MachineText, text: _ClusterText, path: Path) -> list[Machi
 
 
 def _names(entry: _MachineText) -> list[str]:
-    if entry.copies is None:
-        return [entry.name]
-    return [f"{entry.name}-{k + 1}" for k in range(entry.copies)]
+    copies = range(entry.copies or 0)
+    return [f"{entry.name}-{k + 1}" for k in copies] if entry.copies else [entry.name]
 
 
 def _gpu(name: str, text: _ClusterText) -> Gpu:

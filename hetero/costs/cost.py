@@ -128,12 +128,13 @@ class CostModel:
             trace=self.trace,
         )
 
-    def overheads(self, machine: Machine) -> EngineOverheads | None:
+    def overheads(self, machine: Machine, piped: bool = False) -> EngineOverheads | None:
         """What the engine takes around the kernels of a stage; None where they are given."""
         if self.settings.efficiency is not None:
             return None
         spec = self.settings.engine
-        return self.engine.overheads_of(spec.release, spec.limits(machine.gpu).schedule_ahead)
+        ahead = spec.limits(machine.gpu, piped=piped).schedule_ahead
+        return self.engine.overheads_of(spec.release, ahead)
 
     def reach_s(self, machine: int) -> float:
         """Way of a request from the coordinator to a machine [s], see `Cluster.reach_s`."""
@@ -171,15 +172,15 @@ class CostModel:
         gpu = self.machines[machine].gpu
         return EngineStage(machine, gpu.name, gpu.vendor, gpus)
 
-    def rates(self, machine: int, gpus: int) -> Rates:
-        """Rates of ``gpus`` GPUs of a machine that share every layer."""
+    def rates(self, machine: int, gpus: int, piped: bool = False) -> Rates:
+        """Rates of ``gpus`` GPUs of a machine that share every layer, ``piped`` as one stage."""
         where = self.machines[machine]
-        key = (where.gpu, where.link, gpus)
+        key = (where.gpu, where.link, gpus, piped)
         if key not in self._rates:
-            self._rates[key] = self._compute(where, gpus)
+            self._rates[key] = self._compute(where, gpus, piped)
         return self._rates[key]
 
-    def _compute(self, machine: Machine, gpus: int) -> Rates:
+    def _compute(self, machine: Machine, gpus: int, piped: bool) -> Rates:
         require(
             self.divides(gpus),
             f"{self.llm.name} has {self.llm.heads} attention heads in layers that {gpus} GPUs "
@@ -214,7 +215,7 @@ class CostModel:
             request_tokens=0.0 if lengths is None else float(lengths.mean()),
         )
         ends = llm.end_bytes(s.precision, first=True, last=True)
-        around = self.overheads(machine)
+        around = self.overheads(machine, piped)
         around_s = around.step_s + (around.worker_s if gpus > 1 else 0.0) if around else 0.0
         room = s.room(machine.gpu, llm, gpus)
         usable = machine.gpu.mem_bytes * room.memory_fraction - room.overhead_gib * _GIB

@@ -109,7 +109,7 @@ class Configurations:
             if stages > min(self.model.llm.layers, self.model.settings.max_stages):
                 continue
             path = self._route(group, counts)
-            rates = [self.model.rates(group[k][0], degrees[k]) for k in path]
+            rates = [self.model.rates(group[k][0], degrees[k], len(path) > 1) for k in path]
             most = [
                 self.model.most_layers(group[k][0], degrees[k], first=s == 0, last=s == stages - 1)
                 for s, k in enumerate(path)
@@ -168,7 +168,7 @@ class Configurations:
         The figures of :class:`Pipeline` in plain floats, because thousands are compared.
         """
         model, demand = self.model, self.demand
-        rates = [model.rates(group[k][0], t) for k, t, _ in configuration]
+        rates = [model.rates(group[k][0], t, len(configuration) > 1) for k, t, _ in configuration]
         held = [layers for *_, layers in configuration]
         fixed = per_token = 0.0
         size = model.llm.activation_bytes_per_token("fp16")

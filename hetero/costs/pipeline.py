@@ -196,7 +196,8 @@ class Pipeline(Shown):
     @cached_property
     def rates(self) -> tuple[Rates, ...]:
         """Rates of each stage."""
-        return tuple(self.model.rates(stage.machine, stage.gpus) for stage in self.stages)
+        piped = len(self.stages) > 1
+        return tuple(self.model.rates(one.machine, one.gpus, piped) for one in self.stages)
 
     @cached_property
     def _columns(self) -> dict[str, Floats]:
@@ -302,7 +303,8 @@ class Pipeline(Shown):
     @cached_property
     def engine(self) -> Engine:
         """How its engine forms steps."""
-        return self.model.settings.engine.limits(*(machine.gpu for machine in self.machines))
+        gpus, piped = (machine.gpu for machine in self.machines), len(self.stages) > 1
+        return self.model.settings.engine.limits(*gpus, piped=piped)
 
     def decode_batch(self, context_tokens: float) -> int:
         """Requests of so many tokens that decode at once: what memory and the engine allow."""

@@ -71,7 +71,7 @@ def around(pipeline: Pipeline, step: StepModel) -> StepModel:
     What it takes per step is a term of its first stage.
     """
     model = pipeline.model
-    overheads = model.overheads(pipeline.machines[0])
+    overheads = model.overheads(pipeline.machines[0], len(pipeline.stages) > 1)
     if overheads is None:
         return step
     return with_overheads(step, replace(overheads, step_s=0.0, worker_s=0.0), model.llm)

@@ -321,12 +321,12 @@ class SlowedCosts(CostModel):
 
     slower: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
-    def _compute(self, machine: Machine, gpus: int) -> Rates:
+    def _compute(self, machine: Machine, gpus: int, piped: bool) -> Rates:
         prefill, decode = self.slower.get(machine.gpu.name, (1.0, 1.0))
         factors = dict.fromkeys(("product_s", "pair_s", "reduce_s"), prefill)
         factors |= dict.fromkeys(("weights_s", "cached_s", "fixed_s"), decode)
         factors["padding_tokens"] = decode / prefill  # the floor of small batches, in tokens
-        rates = super()._compute(machine, gpus)
+        rates = super()._compute(machine, gpus, piped)
         return replace(rates, **{name: f * getattr(rates, name) for name, f in factors.items()})
 
 

@@ -17,6 +17,7 @@ from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
 from hetero.costs.cost import IN_PAPERS, CostModel, CostSettings, PipelineStage
 from hetero.costs.groups import Fleet
+from hetero.costs.replicas import replica
 from hetero.engines import EngineSpec
 from hetero.errors import ExportError, ParameterError
 from hetero.planners import ground
@@ -353,3 +354,18 @@ def test_no_bound_holds_where_prompts_are_found_in_a_cache() -> None:
     shared = CHATS.with_prefix(0.5)
     assert bound(replace(a_question(), trace=shared)) is None
     assert bound(replace(a_question(prefix_cache=False), trace=shared)) is not None
+
+
+def test_vllm_0_14_prepares_no_steps_ahead_in_pipelines() -> None:
+    fleet = Cluster("two", (Machine("a", catalog.gpu("L4"), 2),))
+    times = {}
+    for release, piped in (("0.14.1", False), ("0.15", True), ("", True)):
+        settings = CostSettings(engine=EngineSpec(release=release))
+        costs = CostModel(fleet, catalog.llm("Llama-3-8B"), settings)
+        split = [[PipelineStage(0, 1, n) for n in layers] for layers in ((32,), (18, 14))]
+        one, two = (replica(costs.pipeline(stages), "r") for stages in split)
+        assert (one.engine.schedule_ahead, two.engine.schedule_ahead) == (True, piped)
+        times[release] = [float(made.step.decode_seconds([500])) for made in (one, two)]
+    assert times["0.14.1"][0] == times["0.15"][0] == times[""][0]
+    assert times["0.14.1"][1] > times["0.15"][1] + 1.4e-3
+    assert times["0.15"][1] == times[""][1]

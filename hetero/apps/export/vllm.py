@@ -42,6 +42,7 @@ _ROUTED = (
     *("--policy", "power_of_two", "--worker-startup-timeout-secs", "3600"),
     *("--worker-startup-check-interval", "5"),
     *("--health-check-interval-secs", "2", "--health-failure-threshold", "2"),
+    *("--cb-timeout-duration-secs", "5"),
 )
 _ROUTER_HEAD = f"""\
 #!/bin/sh
@@ -270,38 +271,47 @@ def check(service: Service, serving: ServedEngine) -> None:
 
 def notes(service: Service, serving: ServedEngine) -> tuple[str, ...]:
     """What vLLM does differently from the plan, or what the plan counts on."""
-    found = []
-    if not service.weights:
-        found.append(f"{service.model} is the catalog's name: name the checkpoint with --weights.")
     precision, _ = types(service, serving)
-    if precision in ("int4", "fp4"):
-        found.append(
-            f"The plan counts on weights in {precision}: name a checkpoint that is quantised so."
-        )
     kinds = dict.fromkeys(part.gpu for part in serving.parts)
-    if len(kinds) > 1:
-        found.append(
-            f"One engine over {' and '.join(kinds)}: vLLM sizes the KV cache of all stages by the "
-            "one that holds least."
-        )
     gpu, where = serving.parts[0].gpu, serving.parts[0].platform
-    if where is not None and not where.built_for(gpu):
-        found.append(f"The image of vLLM {VERSION} is not built for {gpu}: use one of your own.")
-    if where is not None and f"v{VERSION}" not in where.image:
-        found.append(f"On {gpu} vLLM is a plugin with releases of its own: check the flags there.")
-    if serving.kv_tokens is not None:
-        found.append(f"The plan counts on a KV cache of {serving.kv_tokens:,} tokens.")
-    engine = serving.engine
-    if engine is None:
-        return tuple(found)
-    if engine.admission != "paged":
-        found.append(
-            f"The plan admits by the {engine.admission} output; vLLM pages its cache and "
-            "preempts instead."
-        )
-    if engine.eviction == "swap":
-        found.append("The plan swaps evicted caches out; vLLM computes them again.")
-    return tuple(found)
+    admission = serving.engine.admission if serving.engine is not None else "paged"
+    told = (
+        (
+            not service.weights,
+            f"{service.model} is the catalog's name: name the checkpoint with --weights.",
+        ),
+        (
+            precision in ("int4", "fp4"),
+            f"The plan counts on weights in {precision}: name a checkpoint that is quantised so.",
+        ),
+        (
+            len(kinds) > 1,
+            f"One engine over {' and '.join(kinds)}: vLLM sizes the KV cache of all stages by the "
+            "one that holds least.",
+        ),
+        (
+            where is not None and not where.built_for(gpu),
+            f"The image of vLLM {VERSION} is not built for {gpu}: use one of your own.",
+        ),
+        (
+            where is not None and f"v{VERSION}" not in where.image,
+            f"On {gpu} vLLM is a plugin with releases of its own: check the flags there.",
+        ),
+        (
+            serving.kv_tokens is not None,
+            f"The plan counts on a KV cache of {serving.kv_tokens or 0:,} tokens.",
+        ),
+        (
+            admission != "paged",
+            f"The plan admits by the {admission} output; vLLM pages its cache and preempts "
+            "instead.",
+        ),
+        (
+            serving.engine is not None and serving.engine.eviction == "swap",
+            "The plan swaps evicted caches out; vLLM computes them again.",
+        ),
+    )
+    return tuple(note for holds, note in told if holds)
 
 
 def router(service: Service, addresses: Mapping[str, str]) -> str:
@@ -309,18 +319,16 @@ def router(service: Service, addresses: Mapping[str, str]) -> str:
 
     Source: the routers' command line (``vllm-router --help``, 0.1.17).
     """
-    at = {phase: [] for phase in (*_ROLES, "both")}  # type: dict[str, list[str]]
-    for one in service.servings:
-        at[one.phase].append(addresses[one.name])
-    apart = [word for phase in _ROLES for url in at[phase] for word in (f"--{phase}", url)]
-    found = [["--vllm-pd-disaggregation", *apart]]
-    if at["both"]:
-        behind = f"http://127.0.0.1:{_ROUTER_PORT + 1}"
-        found = [["--worker-urls", behind, *at["both"]], *found]
+    at = [(one.phase, addresses[one.name]) for one in service.servings]
+    apart = [word for phase, url in at if phase in _ROLES for word in (f"--{phase}", url)]
+    both = [url for phase, url in at if phase == "both"]
+    front = ["--worker-urls", f"http://127.0.0.1:{_ROUTER_PORT + 1}", *both]
+    front += ["--health-failure-threshold", "1000000"]  # a router is well while any engine is
+    found = [*([front] if both else ()), ["--vllm-pd-disaggregation", *apart]]
     started = []
     for k, words in enumerate(found):
         ports = "--port", str(_ROUTER_PORT + k), "--prometheus-port", str(29000 + k)
-        argv = ("vllm-router", *words, *_ROUTED, *ports, *(("--host", _LISTEN) if k == 0 else ()))
+        argv = ("vllm-router", *_ROUTED, *words, *ports, *(("--host", _LISTEN) if k == 0 else ()))
         started.append(Command("", (), argv))
     lines = [_ROUTER_HEAD, *(f"{one.text} &" for one in started), "wait", ""]
     return read_back.script("\n".join(lines), [one.words for one in started])

@@ -23,6 +23,7 @@ from hetero.routers import factories
 from hetero.routers.base import Builtin
 
 _FIRST_PORT = 8001
+_LIMITS = ("max_batch", "max_step_tokens", "batching", "block_tokens")
 
 
 def write(
@@ -134,11 +135,7 @@ def _backend(replica: Replica, url: str, step: str) -> dict[str, Any]:
         "url": url,
         "step": step,
         "kv_tokens": int(replica.kv_tokens),
-        "max_batch": int(engine.max_batch),
-        "max_step_tokens": int(engine.max_step_tokens),
-        "batching": engine.batching,
-        "block_tokens": int(engine.block_tokens),
-    }
+    } | {name: getattr(engine, name) for name in _LIMITS}
     if replica.kv_bytes_per_token:
         found["kv_bytes_per_token"] = float(replica.kv_bytes_per_token)
     if replica.gpu is not None and replica.gpu.fp16_tflops is not None:

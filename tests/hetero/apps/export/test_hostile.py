@@ -95,12 +95,19 @@ def test_kubernetes_puts_no_variable_into_the_name_of_a_model():
     assert container["args"][2] == "$$(HF_TOKEN)"
 
 
-def test_a_model_of_several_lines_is_refused():
-    with pytest.raises(ExportError, match="model 'a b' holds a line break"):
-        named(model="a\nb")
-    service = named()
-    with pytest.raises(ExportError, match="weights 'a b' holds a line break"):
-        replace(service, weights="a\nb")
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a\nb", "'a b' holds a line break"),
+        ("--trust-remote-code", "begins with a dash"),
+        ("-c", "begins with a dash"),
+    ],
+)
+def test_names_of_several_lines_or_that_engines_take_for_options_are_refused(name, says):
+    with pytest.raises(ExportError, match=says):
+        named(model=name)
+    with pytest.raises(ExportError, match=says):
+        replace(named(), weights=name)
 
 
 def test_an_older_card_with_such_names_is_refused_when_it_is_read():
@@ -172,11 +179,3 @@ def test_manifests_give_no_rights_that_engines_do_not_need():
                     assert container["securityContext"]["allowPrivilegeEscalation"] is False
                     keys = {plan["name"] for plan in container["env"]}
                     assert {"HF_TOKEN", "VLLM_API_KEY"} <= keys
-
-
-def test_what_begins_with_a_dash_is_no_option_of_an_engine():
-    for weights in ("--trust-remote-code", "-c"):
-        with pytest.raises(ExportError, match="begins with a dash"):
-            replace(named(), weights=weights)
-    with pytest.raises(ExportError, match="begins with a dash"):
-        named(model="--config=/etc/passwd")

@@ -10,9 +10,7 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,7 @@ from hetero.errors import ExportError
 from pipelines.bench.engines import free_port
 from tests.hetero.apps.export.export_plans import EVERY, SMALL
 from tests.hetero.engine_plans import SEEDS, services
-from tests.serving import wait_until
+from tests.serving import Paced, running, wait_until
 
 TOOLS = Path(
     os.environ.get(
@@ -81,73 +79,37 @@ def test_skypilot_reads_every_task(read):
         assert seen["replicas"] == task.get("service", {}).get("replicas")
 
 
-class Mock(BaseHTTPRequestHandler):
-    """An engine without a model: it answers its name, and hands on the caches that it prefills."""
-
-    def do_GET(self):
-        self.answer({"object": "list", "data": [{"id": "m", "object": "model"}]})
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        name, said = self.server.engine, body.get("kv_transfer_params") or {}
-        caches = {"do_remote_prefill": True, "remote_engine_id": name, "remote_block_ids": [1]}
-        caches |= {"remote_host": "h", "remote_port": 5600}
-        came = f"{said.get('remote_engine_id')}>" if said.get("do_remote_prefill") else ""
-        text = f"{came}{name} {self.headers['authorization']}"
-        choice = {"index": 0, "text": text, "finish_reason": "length"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        found = {"id": "x", "object": "text_completion", "model": "m", "usage": usage}
-        more = {"kv_transfer_params": caches} if said.get("do_remote_decode") else {}
-        self.answer(found | {"choices": [choice]} | more)
-
-    def answer(self, value):
-        content = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        """Say nothing."""
-
-
-def test_a_stock_router_splits_phases_and_outlives_an_engine_of_each(tmp_path):
+def test_a_stock_router_splits_phases_and_outlives_an_engine_of_each():
     phases = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode", "b": "both"}
     parts = (Part("m", "L4", 1, 32),)
     service = Service("s", SMALL, tuple(ServedEngine(n, p, parts) for n, p in phases.items()))
-    engines, urls = {}, {}
-    for name in phases:
-        engines[name] = ThreadingHTTPServer(("127.0.0.1", 0), Mock)
-        engines[name].engine = name
-        threading.Thread(target=engines[name].serve_forever, daemon=True).start()
-        urls[name] = f"http://127.0.0.1:{engines[name].server_port}"
-    text = vllm.router(service, urls)
+    engines = {name: Paced(0.0) for name in phases}
+    text = vllm.router(service, {name: one.url for name, one in engines.items()})
     for port in ("30000", "30001", "29000", "29001"):
         text = text.replace(port, str(free_port()))
-    front = re.search(r"--port (\d+)", text)[1]
+    url = f"http://127.0.0.1:{re.search(r'--port ([0-9]+)', text)[1]}/v1/completions"
     env = os.environ | {"PATH": f"{TOOLS.parent}:{os.environ['PATH']}", "VLLM_API_KEY": "mine"}
-    run = subprocess.Popen(["sh", "-c", text], env=env, start_new_session=True)
+    body = json.dumps({"model": "m", "prompt": "hello", "max_tokens": 4}).encode()
 
-    def ask():
-        body = json.dumps({"model": "m", "prompt": "hello", "max_tokens": 4}).encode()
-        head = {"content-type": "application/json", "authorization": "Bearer mine"}
-        asked = urllib.request.Request(f"http://127.0.0.1:{front}/v1/completions", body, head)
+    def served(alive):
+        """Whether 40 requests are answered, by all that are alive, those of one phase by two."""
+        before = {name: engines[name].counts()["begun"] for name in alive}
+        for _ in range(40):
+            head = {"content-type": "application/json", "authorization": "Bearer mine"}
+            with urllib.request.urlopen(urllib.request.Request(url, body, head)) as answer:
+                assert json.load(answer)["usage"]["completion_tokens"] == 4
+        own = {name: engines[name].counts()["begun"] - count for name, count in before.items()}
+        first, second = (sum(own.get(f"{one}{k}", 0) for k in range(2)) for one in "pd")
+        return first == second == 40 - own["b"] and all(own.values())
+
+    with running(*engines.values()):
+        run = subprocess.Popen(["sh", "-c", text], env=env, start_new_session=True)
         try:
-            with urllib.request.urlopen(asked, timeout=30) as answer:
-                return json.load(answer)["choices"][0]["text"]
-        except OSError:
-            return ""
-
-    def settled(wanted):
-        found = {ask() for _ in range(40)}
-        return found == {f"{one} Bearer mine" for one in wanted}
-
-    try:
-        wait_until(lambda: settled(["p0>d0", "p0>d1", "p1>d0", "p1>d1", "b"]), 120)
-        for name, left in (("p0", ["p1>d0", "p1>d1", "b"]), ("d1", ["p1>d0", "b"])):
-            engines[name].shutdown()
-            engines[name].server_close()
-            wait_until(lambda left=left: settled(left), 60)
-    finally:
-        os.killpg(run.pid, signal.SIGKILL)
+            alive = list(phases)
+            for killed in ("", "p0", "d1"):
+                if killed:
+                    engines[killed].signal(signal.SIGKILL)
+                    alive.remove(killed)
+                wait_until(lambda alive=tuple(alive): served(alive), 120)
+        finally:
+            os.killpg(run.pid, signal.SIGKILL)

@@ -64,6 +64,7 @@ def test_a_reload_keeps_what_is_known_of_engines_that_stay(folder):
     [
         (TEXT[TEXT.index("backends") :], "", "backends: missing"),
         ("model: tiny", "model: [", "Not valid YAML"),
+        (TEXT, '{"format": "hetero plan card"}', "is a plan card. Resolve: say `hetero export"),
         ("kv_tokens: 500", "kv_tokens: 0", r"backends\.1\.kv_tokens"),
         ("name: b", "name: a", "stands twice"),
         ("theta: 3", "theta: -3", "theta"),
