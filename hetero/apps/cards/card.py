@@ -325,9 +325,9 @@ class PlanCard(Shown):
         return replicas_table(self)
 
     def __str__(self) -> str:
-        from hetero.apps.cards.sections import text
+        from hetero.apps.cards.sections import texts
 
-        return text(self)
+        return "\n\n".join(texts(self))
 
     def _repr_html_(self) -> str:
         from hetero.apps.cards.page import fragment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,6 +26,7 @@ _VAGUE_PERCENT = 100.0  # error of step times that the headline warns of
 WITHOUT = "without "
 """How a change begins that takes GPUs away."""
 
+_CHANGES = "What one change would do"
 _MANY = 2.0  # times what was asked for, from which on less may do
 _SERVED = {
     "requests_per_s": ("throughput", "requests/s", 1.0),
@@ -100,22 +102,30 @@ def headline(card: PlanCard) -> tuple[str, ...]:
     else:
         lacking = [one.gpu for one in card.sources if one.usd_per_gpu_h is None]
         said.append(f"What it costs is not known: {', '.join(lacking) or 'a GPU'} has no price.")
-    for one in card.changes:
-        if one.what.startswith(WITHOUT) and one.goodput_rps.value >= asked.rate_rps:
-            said.append(
-                f"At {rate} requests/s {one.what.removeprefix(WITHOUT)} serve next to nothing: "
-                f"without them its goodput is {show(one.goodput_rps.value)}"
-                + ("." if one.usd_per_h is None else f", at {show(one.usd_per_h, 4)} $/h.")
-            )
     said += [card.limits.sentence] if card.limits is not None else []
-    if clear := [one for one in card.changes if one.gain_rps.interval()[0] > 0.0]:
-        best = max(clear, key=lambda one: one.gain_rps.value)
-        gain = f"{show(best.gain_rps.value)} requests/s more ({between(best.gain_rps)})"
-        said.append(f"Of the changes beyond chance, {best.what} brings most: {gain}.")
+    said += _of_changes(card)
     vague = [(max(x.prefill_error_percent, x.decode_error_percent), x.gpu) for x in card.sources]
     if (worst := max(vague, default=(0.0, ""))) and worst[0] > _VAGUE_PERCENT:
         said.insert(1, f"Step times of {worst[1]} are known to +-{show(worst[0], 2)} % only.")
     return tuple(said)
+
+
+def _of_changes(card: PlanCard) -> list[str]:
+    """What stands out of the changes, in sentences."""
+    asked, said = card.question, []
+    for one in card.changes:
+        if one.what.startswith(WITHOUT) and one.goodput_rps.value >= asked.rate_rps:
+            gone = one.what.removeprefix(WITHOUT)
+            said.append(
+                f"At {show(asked.rate_rps)} requests/s {gone} serve next to nothing: "
+                f"without them its goodput is {show(one.goodput_rps.value)}"
+                + ("." if one.usd_per_h is None else f", at {show(one.usd_per_h, 4)} $/h.")
+            )
+    if clear := [one for one in card.changes if one.gain_rps.interval()[0] > 0.0]:
+        best = max(clear, key=lambda one: one.gain_rps.value)
+        gain = f"{show(best.gain_rps.value)} requests/s more ({between(best.gain_rps)})"
+        said.append(f"Of the changes beyond chance, {best.what} brings most: {gain}.")
+    return said
 
 
 def targets(card: PlanCard) -> str:
@@ -289,7 +299,7 @@ def changes_table(card: PlanCard) -> Table:
         Column("cost", "$/h", 4),
         Column("how"),
     )
-    return Table("What one change would do", columns, rows)
+    return Table(_CHANGES, columns, rows)
 
 
 def attempts_table(card: PlanCard) -> Table:
@@ -368,19 +378,20 @@ def tables(card: PlanCard) -> tuple[Table, ...]:
     return (*found, attempts_table(card), sources_table(card))
 
 
-def text(card: PlanCard) -> str:
-    """The card as text."""
+def texts(card: PlanCard) -> list[str]:
+    """The card as text: headline, plan, and the other sections in the order that they are found.
+
+    What is found after the headline is said where it stands, so that a part is final when it is
+    printed; the last three are there from the beginning.
+    """
     head = [title(card), "=" * min(WIDTH, len(title(card)))]
-    head += wrapped(headline(card))
+    head += wrapped(headline(replace(card, limits=None, changes=())))
     parts = ["\n".join(head)]
-    for table in tables(card):
-        said = table
-        if card.limits is not None and table.notes == wrapped([card.limits.sentence]):
-            said = Table(table.title, table.columns, table.rows)  # the head says it already
-        untitled = Table("", said.columns, said.rows, said.notes)
-        parts.append(f"{said.title}\n{'-' * len(said.title)}\n{untitled}")
-    parts += ["\n".join(wrapped(card.notes))] if card.notes else []
-    return "\n\n".join(parts)
+    for one in tables(card):
+        notes = one.notes + (wrapped(_of_changes(card)) if one.title == _CHANGES else ())
+        untitled = Table("", one.columns, one.rows, notes)
+        parts.append(f"{one.title}\n{'-' * len(one.title)}\n{untitled}")
+    return [*parts, "\n".join(wrapped(card.notes))]
 
 
 def wrapped(sentences: list[str] | tuple[str, ...]) -> tuple[str, ...]:

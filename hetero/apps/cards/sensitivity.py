@@ -18,7 +18,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -104,8 +105,8 @@ def changes(
     now: Sampled,
     replan: Replan,
     effort: CardEffort,
-) -> tuple[tuple[ChangeEffect, Plan | None], ...]:
-    """What becomes of the goodput after each change, with the plan that it is of.
+) -> list[tuple[str, Callable[[], tuple[ChangeEffect, Plan | None]]]]:
+    """Each change, and what finds what becomes of the goodput after it, with the plan it is of.
 
     Parameters
     ----------
@@ -117,7 +118,11 @@ def changes(
         Plans a changed case.
     """
     spared = without(pool[0], question, now, effort)
-    return (*spared, *(_changed(step, pool, now, replan, effort) for step in steps(question)))
+    known: list[Any] = [(one[0].what, partial(tuple, one)) for one in spared]
+    each = [
+        (one.what, partial(_changed, one, pool, now, replan, effort)) for one in steps(question)
+    ]
+    return [*known, *each]
 
 
 def without(

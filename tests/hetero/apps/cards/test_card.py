@@ -11,8 +11,9 @@ import pytest
 
 import hetero
 from hetero import cluster, workload
+from hetero.apps.ask import Ask
 from hetero.apps.cards import sections
-from hetero.apps.cards.answer import grouped
+from hetero.apps.cards.answer import grouped, grown
 from hetero.apps.cards.card import PlanCard, Sampled
 from hetero.apps.cards.delivery import SHARES, goodput, promised, redeployed, rerun, worst_quarter
 from hetero.apps.cards.difference import difference
@@ -250,6 +251,18 @@ def test_gpus_that_only_decode_short_answers_are_not_given_back():
     assert tokens[1] < 0.02 * tokens.sum()
     now = Sampled.of([1.0], [1.0, 1.0])
     assert without(plan, question, now, replace(asked.effort, seeds=1, draws=2)) == ()
+
+
+def test_a_card_grows_in_the_order_of_reading_and_a_brief_one_not(pair):
+    asked = Ask(PAIR, **AT_VLLM)
+    *parts, whole = map(sections.texts, grown(asked))
+    for k, one in enumerate(parts):
+        known = one[: -3 if k else 2]
+        assert known == whole[: len(known)]
+    assert "\n\n".join(whole) == str(pair)
+    (brief,) = grown(replace(asked, brief=True))
+    assert sections.texts(brief)[:2] == whole[:2]
+    assert (brief.limits, brief.changes, brief.at_rates) == (None, (), ())
 
 
 def test_json_goes_round_and_says_what_is_wrong(card, tmp_path):
