@@ -97,9 +97,7 @@ def plan(ask: Ask) -> PlanCard:
 def grown(ask: Ask) -> Iterator[PlanCard]:
     """The card of :func:`plan` as it grows, the first with its headline and plan alone."""
     asked = requested(ask)
-    if ask.cheapest:
-        asked = on_cheapest(asked, ask.progress)
-    return sections(asked, ask.progress)
+    return sections(on_cheapest(asked, ask.progress) if ask.cheapest else asked, ask.progress)
 
 
 def on_cheapest(asked: CardRequest, progress: Progress | None) -> CardRequest:
