@@ -227,8 +227,9 @@ def portfolio(
         starts, question, seeds=tuple(seeds), designs=effort.designs_for(question.cluster)
     )
     if found.changes:
-        notes = tuple(f"Changed: {change.what}." for change in found.changes)
-        notes = (f"From the plan of {ranked[0].planner}.", *notes, *found.plan.notes)
+        changed = "; ".join(dict.fromkeys(change.what for change in found.changes))
+        said = f"From the plan of {ranked[0].planner}, step by step: {changed}."
+        notes = (said, *found.plan.notes)
         plan = replace(found.plan, planner=IMPROVED, notes=notes)
         better = score(plan, question, seeds=seeds, known=found.goodput_rps)
         tried.append(Tried(IMPROVED, plan, better, proof=found.proof))
