@@ -228,8 +228,7 @@ def portfolio(
     )
     if found.changes:
         changed = "; ".join(dict.fromkeys(change.what for change in found.changes))
-        said = f"From the plan of {ranked[0].planner}, step by step: {changed}."
-        notes = (said, *found.plan.notes)
+        notes = (f"From the plan of {ranked[0].planner}: {changed}.", *found.plan.notes)
         plan = replace(found.plan, planner=IMPROVED, notes=notes)
         better = score(plan, question, seeds=seeds, known=found.goodput_rps)
         tried.append(Tried(IMPROVED, plan, better, proof=found.proof))

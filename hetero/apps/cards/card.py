@@ -61,8 +61,7 @@ from hetero.plans import Plan
 
 FORMAT, VERSION = "hetero plan card", 2
 
-PART = "part of the plan"
-"""Of :class:`TriedPlanner`, in place of a planner."""
+PART = "part of the plan"  # in place of a planner that was tried
 
 PERCENTILES = (50, 90, 99)
 """Of the latencies of :class:`AtRate`."""

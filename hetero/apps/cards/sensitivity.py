@@ -125,16 +125,9 @@ def changes(
 def lean(
     best: Contender, now: Sampled, effort: CardEffort, *, least_rps: float, draws: int | None = None
 ) -> tuple[Contender, Sampled]:
-    """A contender without GPUs that add nothing beyond chance, and its goodput.
+    """A contender without GPUs that add nothing beyond chance to what it has now, and its goodput.
 
-    Parameters
-    ----------
-    now
-        Goodput of the contender as it is.
-    least_rps
-        Goodput that it must not fall below.
-    draws
-        Of step times, as :func:`~hetero.apps.cards.delivery.goodput` takes them.
+    It stays as it is where the goodput would fall below ``least_rps``.
     """
     question, score = best.question, best.asked.score
     left, why = without(best.plan, question)
@@ -145,9 +138,9 @@ def lean(
         return best, now
     said = f"{why}: with them the goodput is {now.value:.3g} requests/s, no change beyond chance."
     left = replace(left, notes=(*left.notes, said))
-    rates = goodputs(left, question, score.seeds, near_rps=now.value)
-    score = replace(score, plan=left, seeds_rps=rates)
-    return replace(best, asked=replace(best.asked, plan=left, score=score)), found
+    few = goodputs(left, question, score.seeds, near_rps=now.value)
+    asked = replace(best.asked, plan=left, score=replace(score, plan=left, seeds_rps=few))
+    return replace(best, asked=asked), found
 
 
 def without(plan: Plan, question: Question) -> tuple[Plan, str]:
@@ -194,9 +187,8 @@ def parts(best: Contender) -> Iterator[TriedPlanner]:
     taken = {frozenset(each) for own in kinds.values() for each in (own, every - {*own})}
     for names in sorted(taken - {every, frozenset()}, key=sorted):
         left = _left(plan, served, question, names)
-        rate = float(np.mean(goodputs(left, question, score.seeds)))
-        precision = question.engine.precision
-        yield TriedPlanner(PART, precision, rate, left.usd_per_h, None, "", left.gpus)
+        rate, bits = np.mean(goodputs(left, question, score.seeds)), question.engine.precision
+        yield TriedPlanner(PART, bits, float(rate), left.usd_per_h, None, "", left.gpus)
 
 
 def _left(plan: Plan, served: Deployment, question: Question, unused: Set[str]) -> Plan:
