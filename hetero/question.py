@@ -500,8 +500,8 @@ class Question(Shown):
         Of everything random.
     drawn_from
         Requests that ``trace`` was drawn from, by which plans are judged; None where it was not.
-    later
-        What followed them in one's own log, kept from planners; None where nothing is kept.
+    whole
+        One's own log with what follows them and is kept from planners; None where nothing is.
     engine
         Engine that has to be able to run the plan; by default vLLM as it starts.
     kv_transfer_bits
@@ -525,7 +525,7 @@ class Question(Shown):
     least_s: float = 60.0
     seed: int = 0
     drawn_from: Trace | None = None
-    later: Trace | None = None
+    whole: Trace | None = None
     engine: EngineSpec = field(default_factory=EngineSpec)
     kv_transfer_bits: Bits | None = None
     process: Arrivals = "poisson"
@@ -569,9 +569,10 @@ class Question(Shown):
         *,
         precision: float = 0.02,
         seeds: Sequence[int] | None = None,
+        whole: bool = False,
     ) -> Load:
-        """What plans are judged by, at the rate that is asked for or another."""
-        trace = self.drawn_from or self.trace
+        """What plans are judged by, or the whole log, at the rate asked for or another."""
+        trace = (self.whole if whole else None) or self.drawn_from or self.trace
         chosen = (self.seed,) if seeds is None else tuple(seeds)
         rate = rate_rps or self.rate_rps
         return Load(trace, rate, self.slo, self.goal, precision, chosen, self.process)

@@ -46,14 +46,14 @@ from hetero.apps.cards.delivery import (
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain
 from hetero.apps.cards.request import CardRequest, counts, requested
-from hetero.apps.cards.sensitivity import changes, limits
+from hetero.apps.cards.sensitivity import changes, lean, limits, parts
 from hetero.catalog import gpus
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError, require
 from hetero.latency.calibration.known import gpus_table
 from hetero.planners.base import EFFORTS as ARENA
-from hetero.planners.base import parts
+from hetero.planners.base import parts as offered_parts
 from hetero.planners.bound import bound, goodput_bound
 from hetero.planners.ground import analytic
 from hetero.plans import Group, Plan, footing
@@ -146,7 +146,7 @@ def sections(asked: CardRequest, progress: Progress | None = None) -> Iterator[P
     now = plan, question, goodput_rps, effort
     edge_rps, unaffordable = safe or goodput_rps.value, _unaffordable(plan, question)
     steps = changes(pool, question, goodput_rps, replan, effort)
-    at = question.load(edge_rps or question.rate_rps)
+    at = question.load(edge_rps or question.rate_rps, whole=True)
     found_next = _side_by_side(
         [
             ("goodput, requests in any order", partial(_shuffled, *now)),
@@ -202,7 +202,12 @@ def best_plan(
     best = chosen(asked, found, say)
     question = best.question
     say("goodput")
-    goodput_rps = goodput(best.plan, question, asked.effort, draws=0 if compared else None)
+    draws = 0 if compared else None
+    goodput_rps = goodput(best.plan, question, asked.effort, draws=draws)
+    least = question.rate_rps if asked.rate_given else 0.0
+    whole = best
+    best, goodput_rps = lean(whole, goodput_rps, asked.effort, least_rps=least, draws=draws)
+    found = [best if one is whole else one for one in found]
     safe = 0.0 if compared else promised(best.plan, question, asked.effort, goodput_rps.value)
     if not asked.rate_given and goodput_rps.value > 0:
         question = replace(question, rate_rps=rounded_down(safe or goodput_rps.value))
@@ -299,7 +304,7 @@ def _headed(asked: CardRequest, made: BestPlan) -> PlanCard:
         ),
         limits=None,
         changes=(),
-        tried=tuple(map(_tried, found)),
+        tried=(*map(_tried, found), *parts(best)),
         sources=_sources(plan, asked.cluster, question),
         notes=tuple(notes),
         plan=plan,
@@ -425,7 +430,7 @@ def _unaffordable(plan: Plan, question: Question) -> str:
 
 def _bound(question: Question, goodput_rps: Sampled, served: float) -> GoodputBound | None:
     try:
-        offers = parts(question, sys.maxsize)
+        offers = offered_parts(question, sys.maxsize)
     except HeteroError:
         return None
     most = 0.0
@@ -448,6 +453,7 @@ def _tried(one: Contender) -> TriedPlanner:
         score.usd_per_h if score else None,
         asked.plan.bound_rps if asked.plan else None,
         "" if score else reason_of(asked),
+        asked.plan.gpus if asked.plan else {},
     )
 
 

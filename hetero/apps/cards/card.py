@@ -61,6 +61,8 @@ from hetero.plans import Plan
 
 FORMAT, VERSION = "hetero plan card", 2
 
+PART = "part of the plan"  # in place of a planner that was tried
+
 PERCENTILES = (50, 90, 99)
 """Of the latencies of :class:`AtRate`."""
 
@@ -213,7 +215,6 @@ class Limit:
 
     name: str
     gain_percent: Number
-    use_percent: Number = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ class ChangeEffect:
 
 @dataclass(frozen=True, slots=True)
 class TriedPlanner:
-    """A planner that was tried: what it reached, or why it could not."""
+    """A planner, or a part of the plan, that was tried: what it reached, or why it could not."""
 
     planner: str
     precision: str
@@ -247,6 +248,12 @@ class TriedPlanner:
     usd_per_h: _Known | None
     bound_rps: _Known | None
     reason: str
+    gpus: dict[str, _Count] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> float:
+        """Price, or the number of GPUs where one has none."""
+        return float(sum(self.gpus.values())) if self.usd_per_h is None else self.usd_per_h
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from hetero.simulator.metrics import met as run_met
 from hetero.simulator.sustained import LOWER, MOST_OWN, Arrivals, redrawn, steady_s
 from hetero.streams import stream
 from hetero.workload import Trace
-from hetero.workload.statistics import rate_rps as mean_rps
 
 LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 """Latencies of a card, by the name of their target."""
@@ -124,11 +123,12 @@ def goodput(
 def promised(plan: Plan, question: Question, effort: CardEffort, goodput_rps: float) -> float:
     r"""Rate that holds with 95 % confidence over arrivals and the workload's own variability.
 
-    .. math:: \bar p - t_{0.95, K - 1}\, s \sqrt{1 + 1 / K} \ge g
+    .. math:: \bar p - t_{0.95, K - 1}\, s \sqrt{2 + 1 / K} \ge g
 
-    with the mean and deviation of the shares p within the targets in K runs, so that another one is
-    above the goal g. Each draws the requests anew (:func:`rerun`); no less may meet the targets in
-    the first of them, at smaller shares of the rate, and in the later part of one's own log.
+    with the mean and deviation of the shares p within the targets in K runs, so that other requests
+    are above the goal g. Each draws those at hand anew (:func:`rerun`); what comes next differs
+    from them by as much again. No less may meet the targets in the first run, at smaller shares of
+    the rate, and in the later part of one's own log.
 
     Parameters
     ----------
@@ -136,10 +136,10 @@ def promised(plan: Plan, question: Question, effort: CardEffort, goodput_rps: fl
         Mean over seeds, which it does not exceed.
     """
     runs = _RUNS * effort.seeds
-    width = float(stdtrit(runs - 1, 0.95)) * math.sqrt(1.0 + 1.0 / runs)
+    width = float(stdtrit(runs - 1, 0.95)) * math.sqrt(2.0 + 1.0 / runs)
 
     def holds(rate_rps: float, runs: int = runs) -> bool:
-        load = question.load(rate_rps, precision=effort.precision)
+        load = question.load(rate_rps, precision=effort.precision, whole=True)
         shares: list[float] = []
         for k in range(runs):
             shares.append(load.rule.judge(rerun(plan, load, question.seed + k)).attained)
@@ -184,11 +184,11 @@ def _block(of: Trace) -> int:
 
 
 def _met_later(plan: Plan, question: Question, rate_rps: float) -> float:
-    """Share within the targets in the later part of one's own log, as much faster as the first."""
-    if (later := question.later) is None:
+    """Share within the targets in the later part of one's own log."""
+    if question.whole is None:
         return 1.0
-    own_rps, first_rps = (mean_rps(one.arrival_s) for one in (later, question.load().trace))
-    later = later.rescale(rate_rps=own_rps * rate_rps / first_rps)
+    log, first = question.whole.rescale(rate_rps=rate_rps), len(question.load().trace)
+    later = log.take(np.arange(first, len(log)))
     return attainment(plan.simulate(later, question.seed), question.slo)
 
 
@@ -269,7 +269,7 @@ def at_rates(
     """What a plan does with less than its goodput and with more, in one run of :func:`rerun`."""
     found = []
     for share in SHARES if goodput_rps > 0 else ():
-        load = question.load(share * goodput_rps, precision=effort.precision)
+        load = question.load(share * goodput_rps, precision=effort.precision, whole=True)
         seen = _figures(plan, load, question.seed, rerun(plan, load, question.seed))
         tail = {
             name: tuple(seen.get(f"{name} {p}", math.nan) for p in PERCENTILES)

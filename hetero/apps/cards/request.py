@@ -132,11 +132,11 @@ def requested(ask: Ask) -> CardRequest:
         trace = trace.with_prefix(ask.prefix_share)
     requests, notes = within_context(trace, llm)
     own = statistics.rate_rps(requests.arrival_s) if len(requests) > 1 else math.inf
-    size, later = EFFORTS[ask.effort].requests, None
+    size, log = EFFORTS[ask.effort].requests, None
     if process == "scaled" and len(requests) >= _KEPT:
-        order, cut = np.arange(len(requests)), 2 * len(requests) // 3
-        requests, later = requests.take(order[:cut]), requests.take(order[cut:])
-        kept = f"and what is promised holds in the {len(later):,} after them as well."
+        log, cut = requests, 2 * len(requests) // 3
+        requests = log.take(np.arange(cut))
+        kept = f"and what is promised holds in the {len(log) - cut:,} after them as well."
         notes = (*notes, f"Planned with the first {cut:,} requests of the log; {kept}")
     whole = requests
     if len(requests) > size:
@@ -186,7 +186,7 @@ def requested(ask: Ask) -> CardRequest:
         least_s=_SCREENED_S,
         seed=seed,
         drawn_from=whole,
-        later=later,
+        whole=log,
         engine=spec,
         kv_transfer_bits=ask.kv_transfer_bits,
         process=process,
