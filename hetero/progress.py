@@ -42,6 +42,8 @@ def progress(
     ----------
     total
         How much there is to do; None where that is not known.
+    unit
+        Of what is counted; empty where what is next says all.
     show
         By default a bar where stderr is a terminal, and where it is a pipe or a file a line every
         :data:`EVERY_S` at most. A notebook passes whether it runs by hand.
@@ -69,6 +71,7 @@ def progress(
         unit_scale=True,
         leave=False,
         disable=not shown,
+        bar_format=None if unit else "{desc} [{elapsed}]",
         **below,
     ) as bar:
 
@@ -80,11 +83,18 @@ def progress(
             bar.update(count)
             if lines and (now := time.monotonic()) >= due:
                 of = "" if total is None else f" of {total:,}"
-                step = f" {what}," if what else ""
-                print(f"{label}:{step} {done:,}{of} {unit}, {now - begun:.0f} s", file=sys.stderr)
+                counted = f"{done:,}{of} {unit}" if unit else ""
+                said = ", ".join(filter(None, (what, counted, f"{now - begun:.0f} s")))
+                print(f"{label}: {said}", file=sys.stderr)
                 due = now + EVERY_S
 
         yield advance
+
+
+def printed(text: str) -> None:
+    """Print at once, above the bar where there is one."""
+    with tqdm.external_write_mode(sys.stdout):
+        print(text, flush=True)
 
 
 def _kernel() -> Any:

@@ -113,6 +113,7 @@ class Ask:
     :lora: Adapters that engines hold: number, rank and where (attention or all), as in
         adapters=8,rank=16,on=attention.
     :kv_transfer_bits: Bits per value of KV caches on their way; else as the engine sends.
+    :brief: Only the headline and the plan of a card; nothing else is computed.
     :split: Serve prefill and decode apart where that carries more, which hetero serve does not run;
         else together.
     :steps: Step times of a GPU type from a file that 'hetero profile --fit' or 'hetero fit' wrote,
@@ -189,6 +190,7 @@ class Ask:
     lora: str = ""
     kv_transfer_bits: Any = _how(None, type=int)
     split: bool = False
+    brief: bool = _how(False, names=("--brief",))
     steps: Any = _how(None, type=list[str])
     what_if: Sequence[str] | None = None
     seeds: int = _how(1, min=1)
@@ -476,7 +478,7 @@ _TARGETS, _LOOSER = "ttft=500ms,tpot=50ms", "ttft=2s,tpot=100ms"
 
 PLAN = words(
     f"cluster model {_LOAD} slo rate budget precision goal choose effort cheapest engine memory "
-    f"kv_precision kv_tokens chunk {_CACHE} speculate lora kv_transfer_bits split seed",
+    f"kv_precision kv_tokens chunk {_CACHE} speculate lora kv_transfer_bits split brief seed",
     cluster=_NEEDED,
     model=_NEEDED,
     slo=_TARGETS,

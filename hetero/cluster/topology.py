@@ -16,7 +16,7 @@ from hetero import paths
 from hetero.arrays import Floats
 from hetero.catalog import Gpu, Link, Records, links
 from hetero.display import Column, Shown, Table
-from hetero.errors import CatalogError
+from hetero.errors import CatalogError, require
 from hetero.grouping import summed
 
 
@@ -434,6 +434,11 @@ def find(name: str | Path) -> Cluster:
         If there is neither.
     """
     shipped = None if isinstance(name, Path) else clusters().get(name)
+    require(
+        shipped is not None or (bool(str(name).strip()) and not Path(name).is_dir()),
+        f"'{name}' is no cluster.",
+        resolve="give a cluster file, such as my_fleet.yaml, or the name of a shipped cluster.",
+    )
     if shipped is None and (Path(name).suffix or Path(name).exists()):
         return Cluster.load(name)
     return shipped or cluster(str(name))

@@ -214,7 +214,7 @@ def spanned(plan: Plan, question: Question) -> str:
 
 def unfit_split(question: Question) -> str | None:
     """Why prefill and decode are not served apart; None if they may be."""
-    return unfit_network(question) if question.split else "Both phases are to be served together."
+    return unfit_network(question) if question.split else "Phases stay together without `--split`."
 
 
 DEGREES = (1, 2, 4, 8)

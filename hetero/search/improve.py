@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -50,7 +50,7 @@ from hetero.planners.score import goodput
 from hetero.plans import Plan
 from hetero.question import Load, Question
 from hetero.routers import Builtin, Predictive, factories
-from hetero.search.race import Change, LayoutRace, Race, Ruled
+from hetero.search.race import LayoutRace, Race, Ruled
 from hetero.search.space import Parts, ReplicaLayout, ReplicaSpace, WorkPrices, best_first, contents
 
 _MARGIN = 0.9  # of the target for the time per token
@@ -198,16 +198,13 @@ class Improved:
         Load that the plan carries with the arrivals of each seed.
     changes
         Those that were kept, in order.
-    simulated
-        Designs that were raced.
     proof
         What that shows of all layouts, in a sentence; empty where the plan has none.
     """
 
     plan: Plan
     goodput_rps: tuple[float, ...]
-    changes: tuple[Change, ...]
-    simulated: int
+    changes: tuple[str, ...]
     proof: str = ""
 
 
@@ -217,7 +214,7 @@ def improve(
     *,
     seeds: Sequence[int],
     designs: int,
-    jobs: int = 1,
+    say: Callable[[int], None] = lambda left: None,
 ) -> Improved:
     """The best plan of those near the given ones and, as far as so many designs go, of all.
 
@@ -227,10 +224,10 @@ def improve(
         Plans, the best first.
     designs
         That are raced at most; more of them never find less.
-    jobs
-        Processes; what is found is the same for any number.
+    say
+        Called before a design is raced, with how many more may be.
     """
-    race = Race(question, *starts[0], seeds=seeds, budget=designs)
+    race = Race(question, *starts[0], seeds=seeds, budget=designs, say=say)
     known, proof = routers(question), ""
 
     first = starts[0][0]
@@ -247,15 +244,15 @@ def improve(
         first_raced = [one for _, one in promising(whole, question.load(), _PROMISING)]
         limit = goodput_bound(question)
         most_rps = min(limit, whole.most_rps(question.load())) if limit else math.inf
-        search = LayoutRace(race, whole, built, known, _polish, most_rps, jobs)
-        _times_part(search, layouts, jobs)
+        search = LayoutRace(race, whole, built, known, _polish, most_rps)
+        _times_part(search, layouts)
         proof = search.run(layouts, first_raced)
     else:
         _steps(race)
-    return Improved(race.plan, race.goodput_rps, tuple(race.changes), designs - race.left, proof)
+    return Improved(race.plan, race.goodput_rps, tuple(race.changes), proof)
 
 
-def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout], jobs: int) -> None:
+def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout]) -> None:
     """Race what is best for a part of a large fleet, as many times as the fleet holds the part.
 
     A part takes so much less to simulate, about as the square of its GPUs, that many more designs
@@ -297,7 +294,9 @@ def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout], jobs: int)
     }
     plan = built(race.plan, starts[0], *search.routers[0])
     most = min(_PART_DESIGNS, times**2 * race.left)
-    inner = Race(asked, plan, goodput(plan, asked, race.seeds), seeds=race.seeds, budget=most)
+    rates = goodput(plan, asked, race.seeds)
+    say = lambda left: race.say(race.left - (most - left) // times**2)  # noqa: E731
+    inner = Race(asked, plan, rates, seeds=race.seeds, budget=most, say=say)
     charged, raced_rps, won = 0, 0.0, None
 
     def polished(of: Race) -> None:
@@ -319,7 +318,7 @@ def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout], jobs: int)
             won = best, ruled
 
     first = [one for _, one in promising(part, asked.load(), _PROMISING)]
-    LayoutRace(inner, part, built, search.routers, polished, jobs=jobs).run(starts, first)
+    LayoutRace(inner, part, built, search.routers, polished).run(starts, first)
     # Where the budget ends here a larger one would go on from another plan.
     if inner.left or most == _PART_DESIGNS:
         expand(inner)

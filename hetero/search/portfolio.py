@@ -7,17 +7,14 @@ of them or a change of one that was simulated and served more.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners import ground
 from hetero.planners.base import NORMAL, Effort, Planner
 from hetero.planners.baselines import hexgen, homogeneous, melange, ranks
-from hetero.planners.bound import Bound, bound
 from hetero.planners.helix import plan as helix
 from hetero.planners.rignall import plan as rignall
 from hetero.planners.score import Rank, Score, score
@@ -26,7 +23,6 @@ from hetero.planners.xiong import plan as xiong
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.search.improve import improve
-from hetero.search.race import Change
 
 PLANNERS: Final[tuple[Planner, ...]] = (
     xiong.plan,
@@ -91,7 +87,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Portfolio(Shown):
+class Portfolio:
     """The best plan for a case, and the evidence.
 
     Attributes
@@ -101,23 +97,10 @@ class Portfolio(Shown):
         improvement, where that found something better.
     best
         The row of the highest goodput.
-    changes
-        Those of the best single plan that were kept, with the load served after each.
-    simulated
-        Designs that were raced.
-    proof
-        What that shows of all layouts, in a sentence.
-    bound
-        What no plan exceeds; None where no bound is known.
     """
 
-    question: Question
     tried: tuple[Tried, ...]
     best: Tried
-    bound: Bound | None
-    changes: tuple[Change, ...] = ()
-    simulated: int = 0
-    proof: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -131,41 +114,6 @@ class Portfolio(Shown):
         assert self.best.score is not None
         return self.best.score
 
-    @property
-    def single(self) -> Tried:
-        """The best plan of a single planner, as it came."""
-        return max((one for one in self.tried if one.score and one.planner != IMPROVED), key=_key)
-
-    def table(self) -> Table:
-        """Every planner with what its plan delivers, or why it has none."""
-        rows = sorted(self.tried, key=_key, reverse=True)
-        cost = "usd_per_mtok_at_goodput"
-        columns = (
-            Column("planner", of=lambda x: x.planner),
-            Column("goodput", "requests/s", of=lambda x: x.score and x.score.goodput_rps.mean),
-            Column("met targets", "%", of=lambda x: x.score and 100.0 * x.score.attainment.mean),
-            Column(
-                "throughput", "requests/s", of=lambda x: x.score and x.score.throughput_rps.mean
-            ),
-            Column("price", "$/h", of=lambda x: x.score and x.score.usd_per_h),
-            Column(
-                "cost at goodput",
-                "$ per 10^6 tokens",
-                of=lambda x: getattr(getattr(x.score, cost, None), "mean", None),
-            ),
-            Column("remark", of=lambda x: x.reason or ("best" if x is self.best else "")),
-        )
-        limit = self.score.bound_rps
-        told = (
-            f"Targets and throughput at {self.question.rate_rps:.4g} requests/s; "
-            f"{len(self.score.seeds)} seeds.",
-            f"No plan that serves as many requests carries more than {limit:.4g} requests/s."
-            if limit is not None
-            else "",
-            self.proof,
-        )
-        return Table.of(f"Portfolio: {self.question.name}", columns, rows, *told)
-
 
 IMPROVED = "portfolio"
 """Name of what comes of improving the planners' plans."""
@@ -177,7 +125,6 @@ def portfolio(
     effort: Effort = NORMAL,
     planners: Sequence[Planner] | None = None,
     seeds: Sequence[int] = (0,),
-    budget_s: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Portfolio:
     """Try every planner that can take a case, and return the best plan with the evidence.
@@ -190,30 +137,20 @@ def portfolio(
         Planners to ask; all by default.
     seeds
         Runs that plans are judged by.
-    budget_s
-        Ask no further planner after so many seconds; the plan then depends on the machine's
-        speed. None for no limit.
     progress
-        Called with the name of each planner before it is asked.
+        Called with the name of each planner before it is asked, then with what is searched.
 
     Raises
     ------
     InfeasibleError
         If no planner has a plan; the text gives the reasons.
     """
-    asked = (replace(one, effort=effort) for one in PLANNERS) if planners is None else planners
-    asked = tuple(asked)
-    if not asked:
-        raise ParameterError("No planner is asked.", resolve="name one or more.")
-    began = time.monotonic()
-    tried: list[Tried] = []
-    for one in asked:
-        if budget_s is not None and tried and time.monotonic() - began > budget_s:
-            tried.append(Tried(one.name, reason=f"not asked within {budget_s:g} s"))
-            continue
-        if progress:
-            progress(one.name)
+    say, tried = progress or (lambda _: None), list[Tried]()
+    for one in [replace(one, effort=effort) for one in PLANNERS] if planners is None else planners:
+        say(one.name)
         tried.append(ask(one, question, seeds))
+    if not tried:
+        raise ParameterError("No planner is asked.", resolve="name one or more.")
     good = [one for one in tried if one.score is not None]
     if not good:
         reasons = "; ".join(f"{one.planner}: {one.reason}" for one in tried)
@@ -223,21 +160,24 @@ def portfolio(
         )
     ranked = sorted(good, key=_key, reverse=True)[: max(1, effort.improved)]
     starts = [(one.plan, one.score.seeds_rps) for one in ranked if one.plan and one.score]
+    most = effort.designs_for(question.cluster)
     found = improve(
-        starts, question, seeds=tuple(seeds), designs=effort.designs_for(question.cluster)
+        starts,
+        question,
+        seeds=tuple(seeds),
+        designs=most,
+        say=lambda left: say(f"search of layouts, at most {left:,} of {most:,} designs left"),
     )
     if found.changes:
-        notes = tuple(f"Changed: {change.what}." for change in found.changes)
-        notes = (f"From the plan of {ranked[0].planner}.", *notes, *found.plan.notes)
+        changed = "; ".join(dict.fromkeys(found.changes))
+        notes = (f"From the plan of {ranked[0].planner}: {changed}.", *found.plan.notes)
         plan = replace(found.plan, planner=IMPROVED, notes=notes)
         better = score(plan, question, seeds=seeds, known=found.goodput_rps)
         tried.append(Tried(IMPROVED, plan, better, proof=found.proof))
     else:
         tried[tried.index(ranked[0])] = replace(ranked[0], proof=found.proof)
     best = max((one for one in tried if one.score is not None), key=_key)
-    return Portfolio(
-        question, tuple(tried), best, bound(question), found.changes, found.simulated, found.proof
-    )
+    return Portfolio(tuple(tried), best)
 
 
 def ask(planner: Planner, question: Question, seeds: Sequence[int] = (0,)) -> Tried:

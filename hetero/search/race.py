@@ -57,14 +57,6 @@ _CLIMB = 500  # designs near each plan that is given
 _BOUNDED = 50  # ways to divide the fleet, per design that may be raced
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One kept change: what was done, and the load that the plan served then [requests/s]."""
-
-    what: str
-    goodput_rps: float
-
-
 class Race:
     """The best plan so far, what it carries, and how many designs may still be raced.
 
@@ -72,6 +64,8 @@ class Race:
     ----------
     plan, goodput_rps
         One to begin with, and the rate that it sustains with the arrivals of each seed.
+    say
+        Called before a design is raced, with how many more may be.
     """
 
     def __init__(
@@ -82,11 +76,13 @@ class Race:
         *,
         seeds: Sequence[int],
         budget: int,
+        say: Callable[[int], None] = lambda left: None,
     ) -> None:
         self.question, self.seeds = question, tuple(seeds)
         self.plan, self.goodput_rps = plan, tuple(goodput_rps)
         self.budget = self.left = budget
-        self.changes: list[Change] = []
+        self.say = say
+        self.changes: list[str] = []
 
     @property
     def mean_rps(self) -> float:
@@ -97,6 +93,7 @@ class Race:
         """Race a plan, and keep it if it is better: above 0 if so, else by how much it misses."""
         if self.left < 1:
             return -1.0
+        self.say(self.left)
         self.left -= 1
         try:
             return self._confirmed(what, make())
@@ -112,7 +109,7 @@ class Race:
         ):
             return 0.0
         self.plan, self.goodput_rps = plan, rates
-        self.changes.append(Change(what, self.mean_rps))
+        self.changes.append(what)
         return 1.0
 
     def _rates(self, plan: Plan) -> tuple[float, ...]:
@@ -170,8 +167,6 @@ class LayoutRace:
         Called where no router is better, with the race: what else may change in its best plan.
     most_rps
         What no layout exceeds.
-    jobs
-        Processes that race layouts side by side; what is found is the same for any number.
     """
 
     race: Race
@@ -180,7 +175,6 @@ class LayoutRace:
     routers: Sequence[Ruled]
     polish: Callable[[Race], None] = lambda race: None
     most_rps: float = math.inf
-    jobs: int = 1
     _raced: set[object] = field(default_factory=set)
 
     def run(
@@ -209,8 +203,9 @@ class LayoutRace:
         whole, raced = self.race, self._raced
         plan = self.build(whole.plan, layout, *self.routers[0])
         rates = goodput(plan, whole.question, whole.seeds)
-        budget = min(whole.left, _CLIMB)
-        self.race = Race(whole.question, plan, rates, seeds=whole.seeds, budget=budget)
+        budget, more = min(whole.left, _CLIMB), max(0, whole.left - _CLIMB)
+        say = lambda left: whole.say(more + left)  # noqa: E731
+        self.race = Race(whole.question, plan, rates, seeds=whole.seeds, budget=budget, say=say)
         self._raced = set()
         layout = self.settle(layout, routers)
         found, self.race, self._raced = self.race, whole, raced
@@ -218,9 +213,7 @@ class LayoutRace:
         if found.mean_rps <= whole.mean_rps:
             return None
         whole.plan, whole.goodput_rps = found.plan, found.goodput_rps
-        whole.changes = [*found.changes] or [
-            Change(f"routing: {found.plan.routing}", found.mean_rps)
-        ]
+        whole.changes = [*found.changes] or [f"routing: {found.plan.routing}"]
         return layout
 
     def settle(self, layout: ReplicaLayout, routers: Sequence[Ruled]) -> ReplicaLayout:
@@ -257,10 +250,11 @@ class LayoutRace:
                 batch += good
             else:
                 limit = limit if ways < self.space.count else 0.0
-            for one, missed in zip(batch, self._near(batch, routers), strict=True):
+            near = [_misses(self.race, self.build, one, routers) for one in batch]
+            for one, missed in zip(batch, near, strict=True):
                 won = [
-                    self._attempt("", one, ruled) > 0 if near >= 0 else self._skip(one, ruled)
-                    for ruled, near in zip(routers, missed, strict=False)
+                    self._attempt("", one, ruled) > 0 if by >= 0 else self._skip(one, ruled)
+                    for ruled, by in zip(routers, missed, strict=False)
                 ]
                 if any(won):
                     self.settle(one, self.routers)
@@ -287,15 +281,6 @@ class LayoutRace:
             )
         return said, complete
 
-    def _near(self, batch: list[ReplicaLayout], routers: Sequence[Ruled]) -> list[list[float]]:
-        """By how much layouts miss with each router, until one shows that none will do."""
-        if self.jobs < 2:
-            return [_misses(self.race, self.build, one, routers) for one in batch]
-        from joblib import Parallel, delayed
-
-        calls = (delayed(_misses)(self.race, self.build, one, routers) for one in batch)
-        return list(Parallel(n_jobs=self.jobs)(calls))
-
     def _worse(self, layout: ReplicaLayout) -> bool:
         return self.space.bound_rps(layout) * SLACK < self.race.mean_rps
 
@@ -316,6 +301,7 @@ class LayoutRace:
 def _misses(
     race: Race, build: Build, layout: ReplicaLayout, routers: Sequence[Ruled]
 ) -> list[float]:
+    """By how much a layout misses with each router, until one shows that none will do."""
     found: list[float] = []
     for ruled in routers:
         try:

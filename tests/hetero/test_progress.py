@@ -15,9 +15,11 @@ def test_nothing_is_printed_where_nobody_looks(capsys):
 
 def test_a_pipe_gets_a_line_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr("hetero.progress.EVERY_S", 0.0)
-    with progress(None, "plan", unit="steps") as advance:
-        advance(1, "Mélange")
-    assert capsys.readouterr().err == "plan: Mélange, 1 steps, 0 s\n"
+    with progress(None, "plan", unit="") as advance:
+        advance(0, "Mélange")
+    with progress(9, "routing") as advance:
+        advance(4)
+    assert capsys.readouterr().err == "plan: Mélange, 0 s\nrouting: 4 of 9 requests, 0 s\n"
 
 
 def test_a_shown_bar_counts_and_leaves_nothing_behind(capsys):

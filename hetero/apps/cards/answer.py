@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import joblib
 
 from hetero.apps.ask import PLAN, Ask, asks
 from hetero.apps.capacity.sizing import cheapest_part
@@ -44,17 +46,18 @@ from hetero.apps.cards.delivery import (
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain
 from hetero.apps.cards.request import CardRequest, counts, requested
-from hetero.apps.cards.sensitivity import changes, limits
+from hetero.apps.cards.sensitivity import changes, lean, limits, parts
 from hetero.catalog import gpus
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError, require
 from hetero.latency.calibration.known import gpus_table
 from hetero.planners.base import EFFORTS as ARENA
-from hetero.planners.base import parts
+from hetero.planners.base import parts as offered_parts
 from hetero.planners.bound import bound, goodput_bound
 from hetero.planners.ground import analytic
 from hetero.plans import Group, Plan, footing
+from hetero.progress import by_hand, progress
 from hetero.question import Question, drawable, fit_draws, judged, step_error
 from hetero.search.portfolio import ask, planners
 from hetero.simulator.sustained import came
@@ -86,10 +89,15 @@ def plan(ask: Ask) -> PlanCard:
     >>> PlanCard.from_json(card.to_json()).goodput_rps == card.goodput_rps
     True
     """
+    with progress(None, "plan", unit="", show=by_hand()) as advance:
+        *_, card = grown(replace(ask, progress=ask.progress or partial(advance, 0)))
+    return card
+
+
+def grown(ask: Ask) -> Iterator[PlanCard]:
+    """The card of :func:`plan` as it grows, the first with its headline and plan alone."""
     asked = requested(ask)
-    if ask.cheapest:
-        asked = on_cheapest(asked, ask.progress)
-    return answer(asked, ask.progress)[0]
+    return sections(on_cheapest(asked, ask.progress) if ask.cheapest else asked, ask.progress)
 
 
 def on_cheapest(asked: CardRequest, progress: Progress | None) -> CardRequest:
@@ -110,17 +118,58 @@ def on_cheapest(asked: CardRequest, progress: Progress | None) -> CardRequest:
     return replace(asked, question=question, cluster=part, notes=(*asked.notes, note))
 
 
-def answer(
-    asked: CardRequest, progress: Progress | None = None
-) -> tuple[PlanCard, tuple[Plan | None, ...]]:
-    """The card of a request, and the plan after each of its changes.
+def sections(asked: CardRequest, progress: Progress | None = None) -> Iterator[PlanCard]:
+    """The card of a request as it grows: headline and plan, then section by section.
 
-    Raises
-    ------
-    NoPlanError
-        As :func:`plan`.
+    Sections are found in as many processes as joblib's context says, and are the same for any
+    number.
     """
-    return _card(asked, best_plan(asked, progress), progress or (lambda _: None))
+    say = progress or (lambda _: None)
+    made = best_plan(asked, say)
+    say("latencies")
+    card = _headed(asked, made)
+    yield card
+    if asked.ask.brief:
+        return
+    best, question, goodput_rps, safe, found = made
+    plan, effort = best.plan, asked.effort
+    asked = replace(asked, ask=replace(asked.ask, progress=None))  # for other processes
+    replan = partial(planned_by, winner(asked, best, found), asked)
+    others = [
+        one
+        for one in sorted(found, key=lambda one: one.key, reverse=True)
+        if one.question.engine.precision == question.engine.precision
+        and one.asked.plan
+        and one is not best
+    ]
+    pool = [plan, *(one.plan for one in others[:_POOL] if drawable(one.plan))]
+    now = plan, question, goodput_rps, effort
+    edge_rps, unaffordable = safe or goodput_rps.value, _unaffordable(plan, question)
+    steps = changes(pool, question, goodput_rps, replan, effort)
+    at = question.load(edge_rps or question.rate_rps, whole=True)
+    found_next = _side_by_side(
+        [
+            ("goodput, requests in any order", partial(_shuffled, *now)),
+            ("other rates", partial(at_rates, plan, question, edge_rps, effort)),
+            ("what binds", partial(limits, *now, unaffordable=unaffordable)),
+            *steps,
+            ("prefill and decode apart", partial(with_phases_apart, asked, best)),
+            ("worst quarter of an hour", partial(worst_quarter, plan, at, question.seed)),
+        ],
+        say,
+    )
+    for name in ("shuffled_rps", "at_rates", "limits"):
+        card = replace(card, **{name: next(found_next)})
+        yield card
+    card = replace(card, changes=tuple(next(found_next)[0] for _ in steps))
+    yield card
+    notes = [*card.notes, *filter(None, [next(found_next)])]
+    if (worst := next(found_next)) is not None:
+        notes.append(
+            f"In the worst quarter of an hour of the log, played at {at.rate_rps:.3g} requests/s, "
+            f"{100 * worst:.1f} % are within the targets."
+        )
+    yield replace(card, notes=tuple(notes))
 
 
 class BestPlan(NamedTuple):
@@ -153,7 +202,12 @@ def best_plan(
     best = chosen(asked, found, say)
     question = best.question
     say("goodput")
-    goodput_rps = goodput(best.plan, question, asked.effort, draws=0 if compared else None)
+    draws = 0 if compared else None
+    goodput_rps = goodput(best.plan, question, asked.effort, draws=draws)
+    least = question.rate_rps if asked.rate_given else 0.0
+    whole = best
+    best, goodput_rps = lean(whole, goodput_rps, asked.effort, least_rps=least, draws=draws)
+    found = [best if one is whole else one for one in found]
     safe = 0.0 if compared else promised(best.plan, question, asked.effort, goodput_rps.value)
     if not asked.rate_given and goodput_rps.value > 0:
         question = replace(question, rate_rps=rounded_down(safe or goodput_rps.value))
@@ -181,36 +235,17 @@ def _unmet(
     return NoPlanError.of(explain(asked, best.question, best.plan, reasons, replan, again))
 
 
-def _card(
-    asked: CardRequest, made: BestPlan, say: Progress
-) -> tuple[PlanCard, tuple[Plan | None, ...]]:
+def _headed(asked: CardRequest, made: BestPlan) -> PlanCard:
+    """The card with its headline and plan."""
     best, question, goodput_rps, safe, found = made
-    plan, effort = best.plan, asked.effort
+    plan, effort, slo = best.plan, asked.effort, question.slo
     rate = question.rate_rps
-    say("latencies")
     seen = delivered(plan, question, rate, effort)
-    say("what binds")
-    binding = limits(
-        plan, question, goodput_rps, effort, unaffordable=_unaffordable(plan, question)
-    )
-    say("what one change would do")
-
-    replan = partial(planned_by, winner(asked, best, found), asked)
-    others = [
-        one
-        for one in found
-        if one.question.engine.precision == question.engine.precision
-        and one.asked.plan
-        and one is not best
-    ]
-    others.sort(key=lambda one: one.key, reverse=True)
-    pool = [plan, *(one.plan for one in others[:_POOL] if drawable(one.plan))]
-    changed = changes(pool, question, goodput_rps, replan, effort)
-    slo = question.slo
     notes = [*plan.notes, *asked.cluster.notes, *asked.notes]
     if question.engine.precision != "fp16":
-        weights = f"Weights in {question.engine.precision}"
-        notes.append(f"{weights}: what that does to answers is not judged here.")
+        notes.append(
+            f"Weights in {question.engine.precision}: what that does to answers is not judged here."
+        )
     fits = fit_draws(plan, question, effort.draws)
     if not all(fits):
         notes.append(
@@ -221,19 +256,11 @@ def _card(
         notes.append(
             f"The {asked.ask.choose} over step times is that of the nominal ones: same plan."
         )
-    say("prefill and decode apart")
-    notes += filter(None, [with_phases_apart(asked, best)])
     notes += _of_engine(asked.cluster, question, plan)
     notes.append(_how(plan, question, goodput_rps.value or rate, effort))
-    at = question.load(safe or goodput_rps.value or rate, whole=True)
-    if (worst := worst_quarter(plan, at, question.seed)) is not None:
-        notes.append(
-            f"In the worst quarter of an hour of the log, played at {at.rate_rps:.3g} requests/s, "
-            f"{100 * worst:.1f} % are within the targets."
-        )
     if question.budget_usd_per_h is not None:
         notes.append(f"Budget: {question.budget_usd_per_h:,.4g} $/h.")
-    card = PlanCard(
+    return PlanCard(
         question=CardQuestion(
             cluster=asked.cluster.name,
             gpus=asked.cluster.gpu_counts,
@@ -275,26 +302,32 @@ def _card(
         bound=_bound(
             question, goodput_rps, best.asked.score.finished.mean if best.asked.score else 1.0
         ),
-        limits=binding,
-        changes=tuple(effect for effect, _ in changed),
-        tried=tuple(map(_tried, found)),
+        limits=None,
+        changes=(),
+        tried=(*map(_tried, found), *parts(best)),
         sources=_sources(plan, asked.cluster, question),
         notes=tuple(notes),
         plan=plan,
-        at_rates=at_rates(plan, question, safe or goodput_rps.value, effort),
         proof=best.asked.proof,
         promised_rps=safe,
-        shuffled_rps=_shuffled(plan, question, goodput_rps, effort),
     )
-    return card, tuple(after for _, after in changed)
+
+
+def _side_by_side(calls: Sequence[tuple[str, Callable[[], Any]]], say: Progress) -> Iterator[Any]:
+    """What calls return, in their order, each named while it is waited for."""
+    made = joblib.Parallel(return_as="generator")(joblib.delayed(call)() for _, call in calls)
+    for k, (what, _) in enumerate(calls):
+        say(f"{what}, {k + 1} of {len(calls)} figures")
+        yield next(made)
 
 
 def _shuffled(plan: Plan, question: Question, goodput_rps: Sampled, effort: CardEffort) -> float:
     """Goodput with the requests in any order; NaN where they come so, or cannot."""
     if question.process != "poisson" or question.trace.prefix_ids is not None:
         return math.nan
-    near = goodput_rps.value
-    return goodput(plan, question, effort, draws=0, near_rps=near, process="shuffled").value
+    return goodput(
+        plan, question, effort, draws=0, near_rps=goodput_rps.value, process="shuffled"
+    ).value
 
 
 def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
@@ -315,8 +348,8 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
     form = question.llm.format(precision)
     if form.name not in ("fp16", "bf16", "fp32"):
         whose = ", as the checkpoint states" if form is question.llm.stated else ""
-        held = question.llm.weight_bytes(precision) / 2**30
-        found.append(f"Weights in {form.name}{whose}: {held:,.1f} GiB.")
+        held_gib = question.llm.weight_bytes(precision) / 2**30
+        found.append(f"Weights in {form.name}{whose}: {held_gib:,.1f} GiB.")
     if reasons := [why for gpu in gpus if (why := engine.lacks(gpu, precision))]:
         found.append(f"Left out: {'; '.join(reasons)}.")
     read = [g.name for g in gpus if precision not in (*g.rated, "fp32", "fp16", "bf16")]
@@ -325,7 +358,7 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
             f"Weights in {precision} are read as such and multiplied in 16 bits on "
             f"{', '.join(read)}."
         )
-    links = plan.deployment.links if plan.deployment is not None else ()
+    links = plan.deployment.links if plan.deployment else ()
     bits = sorted({round(16 * link.compression) for *_, link in links})
     if bits and not any(note.startswith("KV caches travel") for note in plan.notes):
         found.append(f"KV caches travel in {' and '.join(map(str, bits))} bits.")
@@ -338,7 +371,6 @@ def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) ->
     _, seen = judged(plan, load, question.seed)
     needed = f", {100 * seen.needed:.1f} % of them within the targets to show {100 * load.goal:g} %"
     needed = needed if seen.needed > load.goal else ""
-    more = "Burstier traces need more." if load.process == "poisson" else ""
     replicas = plan.deployment.replicas if plan.deployment is not None else ()
     seeds = range(question.seed, question.seed + effort.seeds)
     return (
@@ -346,8 +378,10 @@ def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) ->
         f"Goodput is the largest rate that is sustained: at {rate_rps:.4g} "
         f"requests/s {seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its "
         f"beginning and end cut{needed}, {effort.seeds} seeds and {effort.draws} draws of step "
-        f"times, to {100 * effort.precision:g} %. {more}"
-    ).strip()
+        f"times, to {100 * effort.precision:g} %."
+        + " Burstier traces need more."
+        * (load.process == "poisson")
+    )
 
 
 def grouped(groups: Sequence[Group], deployment: Deployment | None = None) -> tuple[Replicas, ...]:
@@ -377,8 +411,7 @@ def grouped(groups: Sequence[Group], deployment: Deployment | None = None) -> tu
 
 
 def _idle(plan: Plan, cluster: Cluster) -> dict[str, int]:
-    used = plan.gpus
-    left = {name: count - used.get(name, 0) for name, count in cluster.gpu_counts.items()}
+    left = {name: n - plan.gpus.get(name, 0) for name, n in cluster.gpu_counts.items()}
     return {name: count for name, count in left.items() if count > 0}
 
 
@@ -397,7 +430,7 @@ def _unaffordable(plan: Plan, question: Question) -> str:
 
 def _bound(question: Question, goodput_rps: Sampled, served: float) -> GoodputBound | None:
     try:
-        offers = parts(question, sys.maxsize)
+        offers = offered_parts(question, sys.maxsize)
     except HeteroError:
         return None
     most = 0.0
@@ -420,6 +453,7 @@ def _tried(one: Contender) -> TriedPlanner:
         score.usd_per_h if score else None,
         asked.plan.bound_rps if asked.plan else None,
         "" if score else reason_of(asked),
+        asked.plan.gpus if asked.plan else {},
     )
 
 

@@ -62,6 +62,8 @@ from hetero.plans import Plan
 
 FORMAT, VERSION = "hetero plan card", 2
 
+PART = "part of the plan"  # in place of a planner that was tried
+
 PERCENTILES = (50, 90, 99)
 """Of the latencies of :class:`AtRate`."""
 
@@ -214,7 +216,6 @@ class Limit:
 
     name: str
     gain_percent: Number
-    use_percent: Number = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,7 @@ class ChangeEffect:
 
 @dataclass(frozen=True, slots=True)
 class TriedPlanner:
-    """A planner that was tried: what it reached, or why it could not."""
+    """A planner, or a part of the plan, that was tried: what it reached, or why it could not."""
 
     planner: str
     precision: str
@@ -248,6 +249,12 @@ class TriedPlanner:
     usd_per_h: _Known | None
     bound_rps: _Known | None
     reason: str
+    gpus: dict[str, _Count] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> float:
+        """Price, or the number of GPUs where one has none."""
+        return float(sum(self.gpus.values())) if self.usd_per_h is None else self.usd_per_h
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,9 +333,9 @@ class PlanCard(Shown):
         return replicas_table(self)
 
     def __str__(self) -> str:
-        from hetero.apps.cards.sections import text
+        from hetero.apps.cards.sections import texts
 
-        return text(self)
+        return "\n\n".join(texts(self))
 
     def _repr_html_(self) -> str:
         from hetero.apps.cards.page import fragment

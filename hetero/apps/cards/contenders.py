@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +18,7 @@ from hetero.planners.base import Effort
 from hetero.planners.score import Rank
 from hetero.plans import Plan
 from hetero.question import Question, drawable
-from hetero.search.portfolio import Portfolio, ask, planner, planners, portfolio
+from hetero.search.portfolio import Portfolio, planner, planners, portfolio
 from hetero.search.portfolio import Tried as Asked
 from hetero.simulator.metrics import attainment
 from hetero.simulator.uncertainty import Outcomes
@@ -103,28 +104,15 @@ def compete(question: Question, effort: Effort, asked: CardRequest, say: Progres
     known = planners(effort, experts=bool(question.llm.experts))
     later = [one for one in known if one.name in _BLIND and asked.ask.effort == "quick"]
     first = [one for one in known if one not in later]
-    why = InfeasibleError("", resolve="")
     tried = partial(portfolio, question, effort=effort, seeds=_seeds(question), progress=say)
-    try:
+    if not later:
+        return tried(planners=known)
+    with suppress(InfeasibleError):
         found = tried(planners=first)
-        if not later or found.score.goodput_rps.mean > 0:
+        if found.score.goodput_rps.mean > 0:
             spared = tuple(Asked(one.name, reason=one.unfit(question) or _SPARED) for one in later)
             return replace(found, tried=(*found.tried, *spared))
-    except InfeasibleError as error:
-        if not later:
-            raise
-        found, why = None, error
-    try:
-        more = tried(planners=later)
-    except InfeasibleError:
-        if found is None:
-            raise why from None
-        rows = tuple(ask(one, question, _seeds(question)) for one in later)
-        return replace(found, tried=(*found.tried, *rows))
-    if found is None:
-        return more
-    best = max(found.best, more.best, key=lambda one: Rank(one.score))
-    return replace(found, tried=(*found.tried, *more.tried), best=best)
+    return tried(planners=known)
 
 
 def fastest(

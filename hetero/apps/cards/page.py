@@ -58,11 +58,7 @@ def page(card: PlanCard) -> str:
 
 def fragment(card: PlanCard) -> str:
     """The card inside a page."""
-    shown = [
-        sections.replicas_table(card),
-        sections.delivery_table(card),
-        sections.latencies_table(card),
-    ]
+    *shown, tried, sources = sections.tables(card)
     parts = [
         f"<style>{_STYLE}</style><div class='hetero-card {PLAIN}'>",
         f"<h2>{html.escape(sections.title(card))}</h2>",
@@ -70,8 +66,7 @@ def fragment(card: PlanCard) -> str:
         *(f"<p>{html.escape(said)}</p>" for said in sections.headline(card)),
         _bars(card),
         *map(_table, shown),
-        *(_table(table) for table in sections.tables(card)[3:-2]),
-        *(_folded(table) for table in sections.tables(card)[-2:]),
+        *(_table(table, folded=True) for table in (tried, sources)),
         *(f"<p><small>{html.escape(note)}</small></p>" for note in card.notes),
         "</div>",
     ]
@@ -87,14 +82,11 @@ def _figures(card: PlanCard) -> str:
     if card.usd_per_mtok is not None:
         found.append(("per 10^6 tokens", f"{sections.show(card.usd_per_mtok.value)} $"))
     found.append(("GPUs in use", ", ".join(f"{n} {name}" for name, n in used.items())))
-    return f"<div class='figures'>{_large(found)}</div>"
-
-
-def _large(found: list[tuple[str, str]]) -> str:
-    return "".join(
+    shown = (
         f"<div><small>{html.escape(name)}</small><b>{html.escape(value)}</b></div>"
         for name, value in found
     )
+    return f"<div class='figures'>{''.join(shown)}</div>"
 
 
 def _bars(card: PlanCard) -> str:
@@ -137,12 +129,9 @@ def _bar(name: str, one: Sampled, unit: str, factor: float, limit: float | None,
     return "".join(parts)
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, *, folded: bool = False) -> str:
     body = Table("", table.columns, table.rows, table.notes)._repr_html_()
-    return f"<h3>{html.escape(table.title)}</h3><div class='wide'>{body}</div>"
-
-
-def _folded(table: Table) -> str:
-    body = Table("", table.columns, table.rows, table.notes)._repr_html_()
-    title = html.escape(table.title)
-    return f"<details><summary>{title}</summary><div class='wide'>{body}</div></details>"
+    title, body = html.escape(table.title), f"<div class='wide'>{body}</div>"
+    if folded:
+        return f"<details><summary>{title}</summary>{body}</details>"
+    return f"<h3>{title}</h3>{body}"

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from hetero.catalog import Llm, serving_engine
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine
 from hetero.cluster.fleets import fleet, linked
-from hetero.display import Column, Shown, Table
 from hetero.engines import EngineSpec
 from hetero.errors import CatalogError, ParameterError, require
 from hetero.latency.speculation import Speculation
@@ -32,9 +31,6 @@ from hetero.simulator import Slo
 from hetero.simulator.uncertainty import Rule
 from hetero.streams import stream
 from hetero.workload import statistics
-
-Precision: TypeAlias = Literal["auto", "fp16", "bf16", "fp8", "int8", "int4", "fp4"]
-"""Data type of weights; ``"auto"`` tries all of which some GPU of the fleet is capable."""
 
 PRECISIONS = ("fp16", "fp8", "int8", "int4")
 """Data types of weights that are tried, the widest first.
@@ -46,15 +42,12 @@ of a checkpoint as people publish it (``data/specs/formats.csv``). Efficiencies 
 16 bits.
 """
 
-_MOST = "as much as it can"
 _KEPT = 1500  # requests of one's own log, from which on a third is kept from planners
 _SCREENED_S = 20.0  # arrivals that planners compare plans by last at least so long
 
-RULES: tuple[Rule, ...] = ("nominal", "best mean", "best worst case")
 
-
-@dataclass(frozen=True, eq=False, repr=False)
-class CardRequest(Shown):
+@dataclass(frozen=True, eq=False)
+class CardRequest:
     """A case, and how its answer is to be made.
 
     Attributes
@@ -94,25 +87,6 @@ class CardRequest(Shown):
         engine = replace(self.question.engine, precision=precision)
         return replace(self.question, cluster=self.cluster.part(machines), engine=engine)
 
-    def table(self) -> Table:
-        """What is asked, in a line each."""
-        question, slo = self.question, self.question.slo
-        goals = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2E": slo.e2e_s}
-        budget = question.budget_usd_per_h
-        rows = (
-            ("cluster", f"{self.cluster.name}: {counts(self.cluster.gpu_counts)}"),
-            ("model", question.llm.name),
-            ("workload", question.trace.source or question.trace.name),
-            ("rate", f"{question.rate_rps:.4g} requests/s" if self.rate_given else _MOST),
-            ("targets", ", ".join(f"{k} {1e3 * v:,.4g} ms" for k, v in goals.items() if v)),
-            ("share of requests that meet them", f"{100 * question.goal:g} %"),
-            ("budget", "none" if budget is None else f"{budget:,.4g} $/h"),
-            ("precision", self.ask.precision),
-            ("engine", question.engine.serving.title),
-            ("rule", self.ask.choose),
-        )
-        return Table("Question", (Column("what"), Column("asked")), rows)
-
 
 def requested(ask: Ask) -> CardRequest:
     """What is asked of :func:`hetero.plan`, read and checked.
@@ -124,7 +98,7 @@ def requested(ask: Ask) -> CardRequest:
     (Slo(ttft_s=0.5, tpot_s=0.05, e2e_s=None), ('fp16',))
     """
     cluster, rate, seed, budget = ask.cluster, ask.rate, ask.seed, ask.budget
-    choice("--choose", ask.choose, RULES)
+    choice("--choose", ask.choose, Rule)
     choice("--effort", ask.effort, EFFORTS)
     engine, release = ask.engine_release
     require(

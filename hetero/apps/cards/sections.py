@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from hetero.apps.cards.card import PlanCard
+from hetero.apps.cards.card import PART, PERCENTILES, ChangeEffect, PlanCard, Sampled
 from hetero.catalog import Gpu
 from hetero.display import Column, Table
 from hetero.errors import require
 from hetero.simulator.sustained import ARRIVING
 
 if TYPE_CHECKING:
-    from hetero.apps.cards.card import PlanCard, Sampled
     from hetero.deployment import Deployment
 
 
 WIDTH = 100
 _VAGUE_PERCENT = 100.0  # error of step times that the headline warns of
-WITHOUT = "without "
-"""How a change begins that takes GPUs away."""
-
+_CHANGES = "What one change would do"
 _MANY = 2.0  # times what was asked for, from which on less may do
 _SERVED = {
     "requests_per_s": ("throughput", "requests/s", 1.0),
@@ -67,11 +65,15 @@ def headline(card: PlanCard) -> tuple[str, ...]:
         ]
     within = f"{100 * asked.goal:g} % of them within {targets(card)}"
     mean = f"goodput over arrivals is {'' if bound else 'at least '}{show(card.goodput_rps.value)}"
-    step_times = f"(90 % interval with the error of step times {between(card.goodput_rps)})."
+    error = f"{between(card.goodput_rps)} in 90 % of draws of their error"
+    step_times = (
+        f"with the step times below, {error if len(draws) else 'whose error is not drawn'}."
+    )
     if card.promised_rps > 0:
         said.append(
             f"It can be promised {show(card.promised_rps)} requests/s: {within}, with 95 % "
-            f"confidence over arrivals and parts of the workload. Its mean {mean} {step_times}"
+            "confidence over arrivals and parts of the workload, not over the error of step times. "
+            f"Its mean {mean} {step_times}"
         )
     else:
         none = "No rate can be promised: some parts of the workload miss the goal at any. "
@@ -99,23 +101,26 @@ def headline(card: PlanCard) -> tuple[str, ...]:
         )
     else:
         lacking = [one.gpu for one in card.sources if one.usd_per_gpu_h is None]
-        said.append(f"What it costs is not known: {', '.join(lacking) or 'a GPU'} has no price.")
-    for one in card.changes:
-        if one.what.startswith(WITHOUT) and one.goodput_rps.value >= asked.rate_rps:
-            said.append(
-                f"At {rate} requests/s {one.what.removeprefix(WITHOUT)} serve next to nothing: "
-                f"without them its goodput is {show(one.goodput_rps.value)}"
-                + ("." if one.usd_per_h is None else f", at {show(one.usd_per_h, 4)} $/h.")
-            )
-    said += [card.limits.sentence] if card.limits is not None else []
-    if clear := [one for one in card.changes if one.gain_rps.interval()[0] > 0.0]:
-        best = max(clear, key=lambda one: one.gain_rps.value)
-        gain = f"{show(best.gain_rps.value)} requests/s more ({between(best.gain_rps)})"
-        said.append(f"Of the changes beyond chance, {best.what} brings most: {gain}.")
+        gpus = sum(one.count for one in card.sources)
+        each = f"{gpus} GPUs, {show(card.headline_rps / max(gpus, 1))} requests/s each"
+        lacks = f"{', '.join(lacking) or 'a GPU'} has no price"
+        said.append(f"It takes {each}; what that costs is not known, as {lacks}.")
+    said += [note for note in card.notes if note.startswith("Left idle: ")]
+    said += [card.limits.sentence] if card.limits is not None and card.limits.sentence else []
+    said += _of_changes(card)
     vague = [(max(x.prefill_error_percent, x.decode_error_percent), x.gpu) for x in card.sources]
     if (worst := max(vague, default=(0.0, ""))) and worst[0] > _VAGUE_PERCENT:
         said.insert(1, f"Step times of {worst[1]} are known to +-{show(worst[0], 2)} % only.")
     return tuple(said)
+
+
+def _of_changes(card: PlanCard) -> list[str]:
+    """What stands out of the changes, in a sentence."""
+    if not (clear := [one for one in card.changes if one.gain_rps.interval()[0] > 0.0]):
+        return []
+    best = max(clear, key=lambda one: one.gain_rps.value)
+    gain = f"{show(best.gain_rps.value)} requests/s more ({between(best.gain_rps)})"
+    return [f"Of the changes beyond chance, {best.what} brings most: {gain}."]
 
 
 def targets(card: PlanCard) -> str:
@@ -230,8 +235,6 @@ def latencies_table(card: PlanCard) -> Table:
 
 def rates_table(card: PlanCard) -> Table:
     """What the plan does with less than its goodput and with more."""
-    from hetero.apps.cards.card import PERCENTILES
-
     targeted = [name for name in card.at_rates[0].latencies_s if name in card.question.targets_s]
     columns = [
         Column("rate", "req/s", 3),
@@ -255,17 +258,13 @@ def rates_table(card: PlanCard) -> Table:
 
 
 def limits_table(card: PlanCard) -> Table:
-    """What binds, and the gain by each thing."""
+    """What the goodput gains by more of each thing."""
     assert card.limits is not None
-    found = card.limits.rows
-    drawn = any(math.isfinite(one.gain_percent) for one in found)
-    columns = [Column("what")]
-    columns += [Column("goodput gained by 10 % more of it", "%", 3)] if drawn else []
-    columns.append(Column("busy or held at the goodput", "%", 3))
-    rows = tuple(
-        (one.name, *((one.gain_percent,) if drawn else ()), one.use_percent) for one in found
+    columns = (
+        Column("what", of="name"),
+        Column("goodput gained by 10 % more of it", "%", 3, "gain_percent"),
     )
-    return Table("What binds", tuple(columns), rows, wrapped([card.limits.sentence]))
+    return Table.of("What binds", columns, card.limits.rows)
 
 
 def changes_table(card: PlanCard) -> Table:
@@ -280,6 +279,7 @@ def changes_table(card: PlanCard) -> Table:
             textwrap.shorten(one.how, 34, placeholder=" ..."),
         )
         for one in card.changes
+        if _beyond_chance(one)
     )
     columns = (
         Column("change"),
@@ -289,7 +289,35 @@ def changes_table(card: PlanCard) -> Table:
         Column("cost", "$/h", 4),
         Column("how"),
     )
-    return Table("What one change would do", columns, rows)
+    rest = ", ".join(one.what for one in card.changes if not _beyond_chance(one))
+    notes = [f"No change beyond chance: {rest}."] if rest else []
+    return Table(_CHANGES, columns, rows, wrapped(notes))
+
+
+def _beyond_chance(one: ChangeEffect) -> bool:
+    low, high = one.gain_rps.interval()
+    return low > 0.0 or high < 0.0
+
+
+def front_table(card: PlanCard) -> Table:
+    """What carries more than all that costs less, and what each further unit of cost brings."""
+    carry = [one for one in card.tried if one.gpus and one.goodput_rps > 0]
+    priced = all(one.usd_per_h is not None for one in carry)
+    rows, cost, most = list[tuple[object, ...]](), 0.0, 0.0
+    for one in sorted(carry, key=lambda one: (one.cost, -one.goodput_rps)):
+        if one.goodput_rps > most:
+            gpus = " + ".join(f"{count} x {name}" for name, count in one.gpus.items())
+            more = (one.goodput_rps - most) / (one.cost - cost)
+            rows.append((gpus, one.cost, one.goodput_rps, more))
+            cost, most = one.cost, one.goodput_rps
+    columns = (
+        Column("GPUs"),
+        Column("cost", "$/h" if priced else "GPUs", 4),
+        Column("goodput", "requests/s", 3),
+        Column("more", f"requests/s per {'$/h' if priced else 'GPU'}", 3),
+    )
+    note = "Of the plans tried and parts of this one, by two seeds; its goodput above is by more."
+    return Table("What the last dollar buys", columns, tuple(rows), (note,))
 
 
 def attempts_table(card: PlanCard) -> Table:
@@ -297,7 +325,7 @@ def attempts_table(card: PlanCard) -> Table:
     found = sorted(
         card.tried, key=lambda one: -one.goodput_rps if math.isfinite(one.goodput_rps) else 0.0
     )
-    planned = [one for one in found if not one.reason]
+    planned = [one for one in found if not one.reason and one.planner != PART]
     several = len({one.precision for one in found}) > 1
     columns = [Column("planner")] + [Column("weights")] * several
     columns += [Column("goodput", "requests/s", 3), Column("cost", "$/h", 4)]
@@ -306,7 +334,7 @@ def attempts_table(card: PlanCard) -> Table:
         for one in planned
     )
     notes = [
-        f"No plan of {', '.join(dict.fromkeys(names))}: {reason}"
+        f"No plan of {'; '.join(dict.fromkeys(names))}: {reason}"
         for reason, names in by_reason(
             (one.planner, one.reason) for one in found if one.reason
         ).items()
@@ -362,25 +390,27 @@ def sources_table(card: PlanCard) -> Table:
 def tables(card: PlanCard) -> tuple[Table, ...]:
     """All tables, in the order of reading."""
     found = [replicas_table(card), delivery_table(card), latencies_table(card)]
+    found += [front_table(card)] if any(one.gpus for one in card.tried) else []
     found += [rates_table(card)] if card.at_rates else []
-    found += [limits_table(card)] if card.limits is not None else []
+    found += [limits_table(card)] if card.limits is not None and card.limits.sentence else []
     found += [changes_table(card)] if card.changes else []
     return (*found, attempts_table(card), sources_table(card))
 
 
-def text(card: PlanCard) -> str:
-    """The card as text."""
+def texts(card: PlanCard) -> list[str]:
+    """The card as text: headline, plan, and the other sections in the order that they are found.
+
+    What is found after the headline is said where it stands, so that a part is final when it is
+    printed; the last three are there from the beginning.
+    """
     head = [title(card), "=" * min(WIDTH, len(title(card)))]
-    head += wrapped(headline(card))
+    head += wrapped(headline(replace(card, limits=None, changes=())))
     parts = ["\n".join(head)]
-    for table in tables(card):
-        said = table
-        if card.limits is not None and table.notes == wrapped([card.limits.sentence]):
-            said = Table(table.title, table.columns, table.rows)  # the head says it already
-        untitled = Table("", said.columns, said.rows, said.notes)
-        parts.append(f"{said.title}\n{'-' * len(said.title)}\n{untitled}")
-    parts += ["\n".join(wrapped(card.notes))] if card.notes else []
-    return "\n\n".join(parts)
+    for one in tables(card):
+        notes = one.notes + (wrapped(_of_changes(card)) if one.title == _CHANGES else ())
+        untitled = Table("", one.columns, one.rows, notes)
+        parts.append(f"{one.title}\n{'-' * len(one.title)}\n{untitled}")
+    return [*parts, "\n".join(wrapped(card.notes))]
 
 
 def wrapped(sentences: list[str] | tuple[str, ...]) -> tuple[str, ...]:

@@ -3,8 +3,7 @@
 Machines and budgets are planned anew by the planner that won, and the plans at hand stay candidates
 where they can: nobody has to make use of more. Other targets are left to these. Requests, gaps and
 draws of the step times are the same before and after, so that gains are differences of pairs. GPUs
-that serve next to nothing at the rate asked for are taken away: a plan that carries most may hold
-some for the last requests only.
+that serve next to nothing at the rate asked for are taken out of a plan first (:func:`lean`).
 
 What binds is found by trying it: each resource is made 10 % better by itself (step times of prefill
 or decode shorter, KV caches, links or batches larger) and the goodput is found again with the same
@@ -16,25 +15,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
-from hetero.apps.cards.card import ChangeEffect, Limit, Limits, Sampled
+from hetero.apps.cards.card import PART, ChangeEffect, Limit, Limits, Sampled, TriedPlanner
+from hetero.apps.cards.contenders import Contender
 from hetero.apps.cards.delivery import LATENCIES, CardEffort, difference, goodput, redeployed
 from hetero.apps.cards.request import more
-from hetero.apps.cards.sections import WITHOUT
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, KvLink, Replica
 from hetero.errors import HeteroError
 from hetero.latency.scaled import scaled
+from hetero.planners.score import goodput as goodputs
 from hetero.plans import Group, Plan
-from hetero.question import Question, judged, sustained_rps, sustains
-from hetero.routers import Builtin, Predictive
-from hetero.simulator import Run, Slo, simulate
-from hetero.simulator.pipeline_run import PipelineRun
+from hetero.question import Load, Question, judged, sustained_rps, sustains
+from hetero.routers import Predictive
+from hetero.simulator import Run, Slo
 
 STEP = 1.5
 """Factor of one step of a target or a budget."""
@@ -54,15 +54,17 @@ class Step:
     ----------
     dearest
         Price that plans made before it must not exceed [$/h]; None where all are still allowed.
-    like, added
-        Machine of which there is one more, and the name of that one.
+    like
+        Machine of which there is one more, the last of the cluster.
+    eases
+        Whether what was possible before it stays so.
     """
 
     what: str
     question: Question
     dearest: float | None = None
     like: Machine | None = None
-    added: str = ""
+    eases: bool = True
 
 
 def machines(question: Question) -> tuple[Machine, ...]:
@@ -84,18 +86,20 @@ def steps(question: Question) -> Iterator[Step]:
         where = f", {machine.region}" if len({m.region for m in kinds}) > 1 else ""
         what = f"one more {machine.count} x {machine.gpu.name}{where}"
         asked = replace(question, cluster=grown, budget_usd_per_h=paid)
-        yield Step(what, asked, like=machine, added=grown.machines[-1].name)
+        yield Step(what, asked, like=machine)
     for name, field in LATENCIES.items():
         target = getattr(question.slo, field)
         if target is None:
             continue
         for factor in (STEP, 1.0 / STEP):
             slo: Slo = replace(question.slo, **{field: target * factor})
-            yield Step(f"{name.upper()} of {_ms(target * factor)}", replace(question, slo=slo))
+            what = f"{name.upper()} of {_ms(target * factor)}"
+            yield Step(what, replace(question, slo=slo), eases=factor > 1.0)
     if budget is not None:
         for factor in (STEP, 1.0 / STEP):
-            changed = replace(question, budget_usd_per_h=budget * factor)
-            yield Step(f"budget of {budget * factor:,.4g} $/h", changed, budget * factor)
+            paid = budget * factor
+            changed = replace(question, budget_usd_per_h=paid)
+            yield Step(f"budget of {paid:,.4g} $/h", changed, paid, eases=factor > 1.0)
 
 
 def changes(
@@ -104,8 +108,8 @@ def changes(
     now: Sampled,
     replan: Replan,
     effort: CardEffort,
-) -> tuple[tuple[ChangeEffect, Plan | None], ...]:
-    """What becomes of the goodput after each change, with the plan that it is of.
+) -> list[tuple[str, Callable[[], tuple[ChangeEffect, Plan | None]]]]:
+    """Each change, and what finds what becomes of the goodput after it, with the plan it is of.
 
     Parameters
     ----------
@@ -116,33 +120,82 @@ def changes(
     replan
         Plans a changed case.
     """
-    spared = without(pool[0], question, now, effort)
-    return (*spared, *(_changed(step, pool, now, replan, effort) for step in steps(question)))
+    return [
+        (one.what, partial(_changed, one, pool, now, replan, effort)) for one in steps(question)
+    ]
 
 
-def without(
-    plan: Plan, question: Question, now: Sampled, effort: CardEffort
-) -> tuple[tuple[ChangeEffect, Plan], ...]:
-    """The plan without the kinds of GPU that serve next to nothing at the rate asked for."""
+def lean(
+    best: Contender, now: Sampled, effort: CardEffort, *, least_rps: float, draws: int | None = None
+) -> tuple[Contender, Sampled]:
+    """A contender without GPUs that add nothing beyond chance to what it has now, and its goodput.
+
+    It stays as it is where the goodput would fall below ``least_rps``.
+    """
+    question, score = best.question, best.asked.score
+    left, why = without(best.plan, question)
+    if left is best.plan or score is None:
+        return best, now
+    found = goodput(left, question, effort, draws=draws, like=now, near_rps=now.value)
+    if found.value < least_rps or difference(found, now).interval()[1] < 0.0:
+        return best, now
+    said = f"{why}: with them the goodput is {now.value:.3g} requests/s, no change beyond chance."
+    left = replace(left, notes=(*left.notes, said))
+    few = goodputs(left, question, score.seeds, near_rps=now.value)
+    asked = replace(best.asked, plan=left, score=replace(score, plan=left, seeds_rps=few))
+    return replace(best, asked=asked), found
+
+
+def without(plan: Plan, question: Question) -> tuple[Plan, str]:
+    """The plan without the kinds of GPU that serve next to nothing at the rate, and which."""
     served = plan.deployment
     if served is None:
-        return ()
+        return plan, ""
     run = plan.simulate(question.arrivals(), question.seed)
     # Requests and not tokens: where outputs are short, replicas that only decode have few.
     frame = run.frame()
     counts = Counter([*frame["replica"], *frame["decode_replica"]])
     serves = {one.name: counts[one.name] / len(frame) for one in served.replicas}
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    for group in plan.groups:
-        kinds.setdefault(tuple(group.gpus), []).append(group.name)
     unused = {
         name
-        for names in kinds.values()
+        for names in _kinds(plan).values()
         for name in names
         if sum(serves[one] for one in names) < _UNUSED
     }
     if not unused:
-        return ()
+        return plan, ""
+    left = _left(plan, served, question, unused)
+    gone = {name: count - left.gpus.get(name, 0) for name, count in plan.gpus.items()}
+    what = ", ".join(f"{count} x {name}" for name, count in gone.items() if count)
+    share = 100 * sum(serves[one] for one in unused)
+    at = f"of the requests at {question.rate_rps:.3g} requests/s"
+    return left, f"Left idle: {what}, which would serve {share:.1f} % {at}"
+
+
+def _kinds(plan: Plan) -> dict[tuple[str, ...], list[str]]:
+    """Replicas by the types of their GPUs."""
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for group in plan.groups:
+        kinds.setdefault(tuple(group.gpus), []).append(group.name)
+    return kinds
+
+
+def parts(best: Contender) -> Iterator[TriedPlanner]:
+    """What a plan carries with one kind of its replicas only, and without each of them."""
+    plan, question, score, kinds = best.plan, best.question, best.asked.score, _kinds(best.plan)
+    served = plan.deployment
+    if served is None or score is None or {"both"} != {group.phase for group in plan.groups}:
+        return
+    every = frozenset(name for own in kinds.values() for name in own)
+    taken = {frozenset(each) for own in kinds.values() for each in (own, every - {*own})}
+    for names in sorted(taken - {every, frozenset()}, key=sorted):
+        left = _left(plan, served, question, names)
+        rate, bits = np.mean(goodputs(left, question, score.seeds)), question.engine.precision
+        yield TriedPlanner(PART, bits, float(rate), left.usd_per_h, None, "", left.gpus)
+
+
+def _left(plan: Plan, served: Deployment, question: Question, unused: Set[str]) -> Plan:
+    """The plan without replicas of such names."""
     replicas = tuple(one for one in served.replicas if one.name not in unused)
     links = tuple(one for one in served.links if unused.isdisjoint(one[:2]))
     groups = [one for one in plan.groups if one.name not in unused]
@@ -154,13 +207,8 @@ def without(
         for machine, _, count, _ in one.stages
         if one.name in unused
     ]
-    if plan.usd_per_h is not None:
-        left = replace(left, usd_per_h=plan.usd_per_h - math.fsum(saved))
-    gone = {name: count - left.gpus.get(name, 0) for name, count in plan.gpus.items()}
-    what = WITHOUT + ", ".join(f"{count} x {name}" for name, count in gone.items() if count)
-    found = goodput(left, question, effort, draws=effort.draws // 2, like=now)
-    how = f"they serve {100 * sum(serves[one] for one in unused):.1f} % now"
-    return ((ChangeEffect(what, found, difference(found, now), left.usd_per_h, how), left),)
+    price_usd = None if plan.usd_per_h is None else plan.usd_per_h - math.fsum(saved)
+    return replace(left, usd_per_h=price_usd)
 
 
 def _routed(plan: Plan, deployment: Deployment, groups: Sequence[Group]) -> Plan:
@@ -169,8 +217,8 @@ def _routed(plan: Plan, deployment: Deployment, groups: Sequence[Group]) -> Plan
         plan,
         groups=tuple(replace(g, share=float("nan")) for g in groups),
         serving=deployment,
-        router=plan.router if isinstance(plan.router, Predictive) else Predictive(),
-        routing="hetero",
+        router=plan.router if (kept := isinstance(plan.router, Predictive)) else Predictive(),
+        routing=plan.routing if kept else "hetero",
         pipelines=(),
     )
 
@@ -188,7 +236,7 @@ def _changed(
             if one.usd_per_h is not None and one.usd_per_h <= price
         ]
     if step.like is not None:
-        grown = extended(pool[0], step.like, step.question.cluster, step.added)
+        grown = extended(pool[0], step.like, step.question.cluster)
         candidates += [(grown, "the same on it")] if grown else []
     reason = ""
     if step.like is not None or step.dearest is not None:
@@ -205,16 +253,10 @@ def _changed(
         found = replace(now, draws=now.draws[:draws])  # whatever stays idle changes nothing
     else:
         found = goodput(best, step.question, effort, draws=draws, like=now, near_rps=quick)
-    if step.like is not None:  # the plan without the machine stays possible
+    if step.eases:  # the plan at hand stays possible, and meets easier targets
         pairs = ((found.seeds, now.seeds), (found.draws, now.draws))
         found = Sampled.of(*([max(p) for p in zip(a, b, strict=False)] for a, b in pairs))
-    gain, price_usd = difference(found, now), best.usd_per_h
-    if step.like is not None and step.added not in {
-        name for group in best.groups for name in _places(group)
-    }:
-        how, more_usd = f"{how}, it stays idle", step.like.usd_per_h
-        price_usd = price_usd + more_usd if price_usd and more_usd else None
-    return ChangeEffect(step.what, found, gain, price_usd, how), best
+    return ChangeEffect(step.what, found, difference(found, now), best.usd_per_h, how), best
 
 
 def _pick(plans: Sequence[Plan], question: Question, near_rps: float) -> tuple[int, float]:
@@ -235,13 +277,13 @@ def _places(group: Group) -> set[str]:
     return {machine for machine, *_ in group.stages}
 
 
-def extended(plan: Plan, like: Machine, cluster: Cluster, name: str) -> Plan | None:
-    """The plan with what stands on a machine alone once more, on a new one of the same kind.
+def extended(plan: Plan, like: Machine, cluster: Cluster) -> Plan | None:
+    """The plan with what stands on a machine alone once more, on the last of the cluster, alike.
 
     Requests then go by predicted cost, since shares were made for the replicas there were. None
     where a plan is none of replicas, or no machine of the kind holds replicas of its own.
     """
-    served = plan.deployment
+    served, name = plan.deployment, cluster.machines[-1].name
     if served is None:
         return None
     alike = (m.name for m in cluster.machines if replace(m, name="") == replace(like, name=""))
@@ -282,7 +324,6 @@ BETTER = 1.1
 
 _LEAST_PERCENT = 1.0  # gains below this are within the precision of a goodput
 _BRACKET = 0.002  # around the goodputs that are compared
-_SAMPLES = 200
 
 Better: TypeAlias = Callable[[Deployment], Deployment]
 
@@ -331,50 +372,41 @@ def limits(
     unaffordable
         Machine that the budget leaves idle; empty where the budget leaves none.
     """
-    edge = goodput.value
-    load = question.load(BETTER * edge, precision=effort.precision)
+    load = question.load(BETTER * goodput.value, precision=effort.precision)
     run, _ = judged(plan, load, question.seed)
     missed = first_missed(run, question)
-    if plan.deployment is not None:
-        use = _use(plan, question, edge)
-        rows = []
-
-        def finely(plan: Plan, seed: int, near_rps: float) -> float:
-            return sustained_rps(plan, load, seed, near_rps=near_rps, bracket=_BRACKET)
-
-        seeds = [(question.seed + k, rate) for k, rate in enumerate(goodput.seeds) if rate > 0]
-        now = [finely(plan, seed, rate) for seed, rate in seeds]
-        for name, better in _BETTER.items():
-            if name == LINKS and not (plan.deployment.links or plan.deployment.default_link):
-                continue
-            other = redeployed(plan, better(plan.deployment))
-            gains = [
-                finely(other, seed, rate) / rate - 1.0
-                for (seed, _), rate in zip(seeds, now, strict=True)
-            ]
-            gain = max(0.0, float(np.mean(gains)))  # less is noise
-            rows.append(Limit(name, 100.0 * gain, use.get(name, np.nan)))
-        rows.sort(key=lambda row: -row.gain_percent)
-    else:
-        rows = _busiest(run)
-    return _said(tuple(rows), missed, unaffordable)
-
-
-def _said(rows: tuple[Limit, ...], missed: str, unaffordable: str) -> Limits:
-    target = f"; {missed.upper()} is the target missed first" if missed else ""
+    rows = _gains(plan, load, goodput, question) if plan.deployment is not None else []
+    target = f"{missed.upper()} is the target missed first" if missed else ""
+    binding, text = "", "no single thing binds: 10 % more of any carries less than 1 % more"
     if unaffordable:
-        text = f"The budget binds: it does not pay for {unaffordable}, which stays idle"
-        return Limits(BUDGET, f"{text}{target}.", missed, rows)
-    first = rows[0]
-    if np.isnan(first.gain_percent):
-        name = f"{first.name[0].upper()}{first.name[1:]}"
-        text = f"{name} is the busiest, {first.use_percent:.0f} % of the time"
-        return Limits(first.name, f"{text}{target}.", missed, rows)
-    if first.gain_percent < _LEAST_PERCENT:
-        text = "Nothing binds by itself: no single thing made 10 % better carries 1 % more"
-        return Limits("", f"{text}{target}.", missed, rows)
-    text = f"{first.name[0].upper()}{first.name[1:]} binds: 10 % more of it carries "
-    return Limits(first.name, f"{text}{first.gain_percent:.1f} % more{target}.", missed, rows)
+        binding = BUDGET
+        text = f"the budget binds: it does not pay for {unaffordable}, which stays idle"
+    elif rows and rows[0].gain_percent >= _LEAST_PERCENT:
+        binding, gain = rows[0].name, rows[0].gain_percent
+        text = f"{binding} binds: 10 % more of it carries {gain:.1f} % more"
+    said = "; ".join(filter(None, [text if binding or rows else "", target]))
+    return Limits(binding, f"{said[0].upper()}{said[1:]}." if said else "", missed, tuple(rows))
+
+
+def _gains(plan: Plan, load: Load, goodput: Sampled, question: Question) -> list[Limit]:
+    """What the goodput gains by 10 % more of each thing, the most first."""
+    rows = list[Limit]()
+    assert plan.deployment is not None
+
+    def finely(plan: Plan, seed: int, near_rps: float) -> float:
+        return sustained_rps(plan, load, seed, near_rps=near_rps, bracket=_BRACKET)
+
+    seeds = [(question.seed + k, rate) for k, rate in enumerate(goodput.seeds) if rate > 0]
+    now = [finely(plan, seed, rate) for seed, rate in seeds]
+    for name, better in _BETTER.items():
+        if name == LINKS and not (plan.deployment.links or plan.deployment.default_link):
+            continue
+        other = redeployed(plan, better(plan.deployment))
+        pairs = zip(seeds, now, strict=True)
+        gains = [finely(other, seed, rate) / rate - 1.0 for (seed, _), rate in pairs]
+        gain = max(0.0, float(np.mean(gains)))  # less is noise
+        rows.append(Limit(name, 100.0 * gain))
+    return sorted(rows, key=lambda row: -row.gain_percent)
 
 
 def first_missed(run: Run, question: Question) -> str:
@@ -386,54 +418,3 @@ def first_missed(run: Run, question: Question) -> str:
             misses[name] = float(((getattr(run, quantity) > target) | (~run.finished)).mean())
     worst = max(misses, key=lambda name: misses[name], default="")
     return worst if worst and misses[worst] > 0 else ""
-
-
-def _use(plan: Plan, question: Question, rate_rps: float) -> dict[str, float]:
-    """Share of the time in steps and of the caches held, of the fullest replica [%]."""
-    if plan.deployment is None or not isinstance(plan.router, Builtin):
-        return {}
-    trace = question.arrivals(rate_rps, seed=question.seed)
-    span_s = float(trace.arrival_s[-1] - trace.arrival_s[0])
-    run = simulate(
-        plan.deployment,
-        trace,
-        plan.router,
-        seed=question.seed,
-        sample_s=max(span_s / _SAMPLES, 1e-3),
-    )
-    use = run.utilisation()
-    phases = np.array([replica.role for replica in plan.deployment.replicas])
-    found = {}
-    for name, phase in ((PREFILL, "prefill"), (DECODE, "decode")):
-        of = (phases == phase) | (phases == "both")
-        if of.any():
-            found[name] = 100.0 * float(use[of].max())
-    if run.samples is not None:
-        found[CACHE] = 100.0 * float(
-            run.samples.kv_use[run.samples.time_s <= span_s].mean(axis=0).max()
-        )
-    return found
-
-
-def _busiest(run: Run) -> list[Limit]:
-    """Nodes and links of a pipeline over a network by how busy they are."""
-    use = run.utilisation()
-    rows = [
-        Limit(f"node {replica.name}", np.nan, 100.0 * float(use[k]))
-        for k, replica in enumerate(run.deployment.replicas)
-    ]
-    if isinstance(run, PipelineRun):
-        rows += [
-            Limit(f"link {source} to {target}", np.nan, 100.0 * share)
-            for (source, target), share in _link_use(run).items()
-        ]
-    return sorted(rows, key=lambda row: -row.use_percent)[:5]
-
-
-def _link_use(run: PipelineRun) -> dict[tuple[str, str], float]:
-    names = [*(replica.name for replica in run.deployment.replicas), "coordinator"]
-    busy = np.asarray(run.edges["busy_s"]) / max(run.end_s, 1e-300)
-    return {
-        (names[a], names[b]): float(share)
-        for (a, b), share in zip(run.pairs.tolist(), busy, strict=True)
-    }

@@ -19,7 +19,7 @@ from itertools import product
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from hetero.apps.ask import SEVERAL, Ask, asks
-from hetero.apps.cards.answer import answer
+from hetero.apps.cards.answer import sections
 from hetero.apps.cards.card import PlanCard
 from hetero.apps.cards.request import CardRequest, counts, requested
 from hetero.cluster import Cluster
@@ -228,8 +228,7 @@ def several(ask: Ask) -> SeveralPlans:
         label = name if name not in cards else f"{name} ({m + 1})"
         say(label)
         # What cannot be served in full is planned for as far as it can.
-        cards[label] = answer(
-            question(part, name, rate * min(1.0, _MARGIN * found.factor)), ask.progress
-        )[0]
+        most = rate * min(1.0, _MARGIN * found.factor)
+        *_, cards[label] = sections(question(part, name, most), ask.progress)
     cut = tuple(name for name in dict.fromkeys(held) if held.count(name) > 1)
     return SeveralPlans(fleet.name, cards, tuple(rate for _, rate in loads), found, cut)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
@@ -189,8 +190,8 @@ def draw(
 
 def told(label: str, function: Callable[..., T], **asked: Any) -> T:
     """What a function answers, and on the way what it is at."""
-    with progress(None, label, unit="steps") as advance:
-        return function(progress=lambda what: advance(1, what), **asked)
+    with progress(None, label, unit="") as advance:
+        return function(progress=partial(advance, 0), **asked)
 
 
 def to_json(value: object) -> str:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import os
+import time
+import warnings
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from hetero.apps import ask
 from hetero.apps.cli import options
+
+if TYPE_CHECKING:
+    from hetero.apps.cards.card import PlanCard
+
+PROCESSES = -1  # that find the sections of a card side by side: as many as there are cores
+_WORTH_S = 15.0  # of CPU until the headline; a process takes 4 s until it is there
 
 _HELP = """Plan how a fleet serves a model.
 
@@ -85,7 +95,7 @@ def card(
         options.new_file(path, force, ".json")
     other = None if against is None else PlanCard.load(against)
     try:
-        found = _planned(**asked)
+        found = _planned(not as_json, bool(output or html), **asked)
     except NoPlanError as error:
         if as_json:
             print(options.to_json(error.explanation.to_dict()), end="")
@@ -95,13 +105,17 @@ def card(
         one.save(path, force=force)
     gap = None if other is None else difference(found, other)
     drawn = estimate(found, find(asked["cluster"]).gpu_types) if power else None
-    shown = [one for one in (found, drawn, gap) if one is not None]
-    options.show(as_json, (gap or found).to_dict, *shown)
+    shown = [one for one in (drawn, gap) if one is not None]
+    if as_json or many or asked["what_if"]:
+        options.show(as_json, (gap or found).to_dict, found)
+    elif shown:
+        print("\n" + "\n\n".join(map(str, shown)))
 
 
-def _planned(model: list[str], rate: list[float] | None, what_if: Any, **asked: Any) -> Any:
+def _planned(
+    shown: bool, kept: bool, model: list[str], rate: list[float] | None, what_if: Any, **asked: Any
+) -> Any:
     """The card, or cards of several models, or a comparison of changes."""
-    from hetero.apps.cards.answer import plan
     from hetero.apps.cards.several import several
     from hetero.apps.cards.whatif import compared
 
@@ -111,7 +125,43 @@ def _planned(model: list[str], rate: list[float] | None, what_if: Any, **asked: 
     asked |= {"model": model[0], "rate": first}
     if what_if:
         return options.told("what if", compared, what_if=what_if, **asked)
-    return options.told("plan", plan, **asked)
+    return options.told("plan", partial(_in_sections, shown, kept), **asked)
+
+
+def _in_sections(shown: bool, kept: bool, **asked: Any) -> PlanCard:
+    """The card, its sections printed as soon as they are known if it is shown.
+
+    Where it is kept in a file as well, it is finished though nobody reads on, as in `| head`.
+    """
+    import joblib
+
+    from hetero.apps.cards.answer import grown
+    from hetero.apps.cards.sections import texts
+    from hetero.progress import printed
+
+    done = 0
+
+    def show(parts: list[str]) -> None:
+        nonlocal done
+        for one in parts[done:] if shown else ():
+            try:
+                printed(f"\n{one}" if done else one)
+            except BrokenPipeError:
+                warnings.simplefilter("ignore")  # of calls that nobody waits for
+                if not kept:
+                    raise
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            done += 1
+
+    cards = grown(ask.Ask(**asked))
+    card = next(cards)
+    show(texts(card)[:2])
+    with joblib.parallel_config(n_jobs=PROCESSES if time.process_time() > _WORTH_S else 1):
+        for card in cards:
+            show(texts(card)[:-3])
+    if not asked["brief"]:
+        show(texts(card))
+    return card
 
 
 @options.asking(ask.PHASES)

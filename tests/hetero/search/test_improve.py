@@ -111,18 +111,11 @@ def test_larger_budgets_begin_with_the_same_designs_and_never_find_less() -> Non
     loads = [sum(one.goodput_rps) for one in found]
     assert loads == sorted(loads)
     assert loads[-1] > loads[0]
-    assert all(one.simulated <= n for one, n in zip(found, (0, 10, 40, 2000), strict=True))
     assert "the best of all 100 ways" in found[-1].proof
     said = found[1].proof.partition("; ")
     assert said[0] == "It is the best of 10 designs near those of the planners"
     assert said[2].startswith("no way to divide the fleet into whole replicas and phases serves")
     assert "inf" not in found[1].proof
-
-
-def test_the_same_plan_with_any_number_of_processes() -> None:
-    one, two = (improve([start()], QUESTION, seeds=(0,), designs=100, jobs=n) for n in (1, 2))
-    assert one.plan == two.plan
-    assert (one.goodput_rps, one.changes, one.proof) == (two.goodput_rps, two.changes, two.proof)
 
 
 @pytest.mark.parametrize("most", [(0, 15), pytest.param((0, 9, 15, 60), marks=pytest.mark.slow)])
@@ -137,24 +130,19 @@ def test_a_large_fleet_begins_with_what_is_best_for_a_part_of_it(
     found = [improve([begin], large, seeds=(0,), designs=n) for n in most]
     loads = [sum(one.goodput_rps) for one in found]
     assert loads == sorted(loads)
-    assert all(one.simulated <= n for one, n in zip(found, most, strict=True))
     assert not found[0].changes
     assert loads[-1] > 1.02 * loads[0]
     assert any(
-        change.what.startswith("2 times what is best for 10 of the machines")
-        for change in found[-1].changes
+        what.startswith("2 times what is best for 10 of the machines") for what in found[-1].changes
     )
     # Every part is a cell, whose machines stand side by side.
     router, made = found[-1].plan.router, found[-1].plan.deployment
     assert isinstance(router, Predictive)
     assert made is not None
     assert {"prefill", "decode"} <= {one.role for one in made.replicas}
-    said = [one.what for one in found[-1].changes if one.what.endswith(" cells")] or ["2 cells"]
+    said = [what for what in found[-1].changes if what.endswith(" cells")] or ["2 cells"]
     assert f"{router.cells} cells" == said[-1]
     assert Plan.from_json(found[-1].plan.to_json()) == found[-1].plan
-    if len(most) > 2:
-        other = improve([begin], large, seeds=(0,), designs=most[-1], jobs=2)
-        assert (other.plan, other.changes) == (found[-1].plan, found[-1].changes)
 
 
 def test_estimates_are_near_what_simulation_says() -> None:

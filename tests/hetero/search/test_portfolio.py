@@ -12,7 +12,7 @@ from hetero import catalog, workload
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.score import PRECISION, goodput, score
+from hetero.planners.score import PRECISION, Rank, goodput, score
 from hetero.search.improve import improve
 from hetero.search.portfolio import IMPROVED, Portfolio, planner, planners, portfolio
 from hetero.simulator import Slo
@@ -80,17 +80,14 @@ def test_it_is_never_worse_than_the_best_single_planner(name: str) -> None:
     assert asked == [single.name for single in planners()]
     for tried in one.tried:
         assert (tried.score is None) == bool(tried.reason)
-        assert tried.planner in str(one)
     assert one.best in one.tried
     # A plan that is improved says how.
     assert one.best.planner == IMPROVED or name not in ALWAYS_IMPROVED
     if one.best.planner == IMPROVED:
-        assert one.single.score is not None
-        assert one.score.goodput_rps.mean > one.single.score.goodput_rps.mean
-        assert one.plan.notes[0] == f"From the plan of {one.single.planner}."
-        loads = [change.goodput_rps for change in one.changes]
-        assert loads == sorted(loads)
-        assert one.simulated > len(one.changes)
+        single = max((x for x in one.tried if x is not one.best), key=lambda x: Rank(x.score))
+        assert single.score is not None
+        assert one.score.goodput_rps.mean > single.score.goodput_rps.mean
+        assert one.plan.notes[0].startswith(f"From the plan of {single.planner}: ")
     if name == "budget":
         machines = {stage[0] for group in one.plan.groups for stage in group.stages}
         rented = [question.cluster.machine(machine).usd_per_h for machine in machines]
@@ -100,7 +97,6 @@ def test_it_is_never_worse_than_the_best_single_planner(name: str) -> None:
 def test_the_same_bytes_twice() -> None:
     asked = [planner(name, LITTLE) for name in ("tensor-parallel search", "HexGen")]
     one, two = (portfolio(CASES["two kinds"], effort=LITTLE, planners=asked) for _ in "ab")
-    assert str(one) == str(two)
     assert one.plan.to_json() == two.plan.to_json()
 
 
@@ -109,7 +105,6 @@ def test_improvement_keeps_gpus_once_and_carries_more() -> None:
     plan = planner("vLLM homogeneous", LITTLE).plan(question)
     (before,) = goodput(plan, question)
     better = improve([(plan, (before,))], question, seeds=(0,), designs=40)
-    assert better.simulated <= 40
     for gpu, count in better.plan.gpus.items():
         assert count <= question.cluster.gpu_counts[gpu]
     # The other kind of machine stands idle: dividing it is the first thing to find.
@@ -149,13 +144,13 @@ def test_no_designs_no_changes() -> None:
     assert better.changes == ()
 
 
-def test_planners_beyond_the_seconds_are_not_asked() -> None:
-    asked: list[str] = []
-    one = portfolio(
-        CASES["two kinds"], effort=replace(LITTLE, designs=0), budget_s=0.0, progress=asked.append
-    )
-    assert asked == ["tensor-parallel search"]
-    assert all("not asked" in tried.reason for tried in one.tried[1:])
+def test_progress_names_the_planners_then_the_search() -> None:
+    said: list[str] = []
+    portfolio(CASES["two kinds"], effort=replace(LITTLE, designs=3), progress=said.append)
+    asked = len(planners())
+    assert said[:asked] == [one.name for one in planners()]
+    assert all(one.startswith("search of layouts, at most ") for one in said[asked:])
+    assert said[-1].startswith("search of layouts, at most 1 of ")
 
 
 def test_a_case_that_no_planner_takes_says_why_of_each() -> None:

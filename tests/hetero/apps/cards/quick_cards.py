@@ -54,3 +54,4 @@ def little(patch: pytest.MonkeyPatch) -> None:
     """Plans of a quick effort are made with as little as that."""
     patch.setitem(delivery.EFFORTS, "quick", FEW)
     patch.setitem(EFFORTS, "quick", LITTLE)
+    patch.setattr("hetero.apps.cli.plan.PROCESSES", 1)  # others would not be patched

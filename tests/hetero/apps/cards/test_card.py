@@ -11,8 +11,9 @@ import pytest
 
 import hetero
 from hetero import cluster, workload
+from hetero.apps.ask import Ask
 from hetero.apps.cards import sections
-from hetero.apps.cards.answer import grouped
+from hetero.apps.cards.answer import grouped, grown
 from hetero.apps.cards.card import PlanCard, Sampled
 from hetero.apps.cards.delivery import SHARES, goodput, promised, redeployed, rerun, worst_quarter
 from hetero.apps.cards.difference import difference
@@ -215,18 +216,15 @@ def test_gpus_that_serve_nothing_at_a_low_rate_can_be_given_back(card):
     question = replace(asked.question, cluster=replace(fleet, machines=dollars), rate_rps=0.05)
     usd_per_h = 2.0 * sum(card.plan.gpus.values())
     plan = replace(card.plan, router=Predictive(), usd_per_h=usd_per_h)
-    effort = replace(asked.effort, seeds=1, draws=2)
-    found = without(plan, question, card.goodput_rps, effort)
-    assert len(found) == 1
-    row, left = found[0]
+    left, why = without(plan, question)
     assert left.gpus
     assert left.gpus.items() < plan.gpus.items()
-    assert row.what.startswith(sections.WITHOUT)
-    assert row.usd_per_h == pytest.approx(2.0 * sum(left.gpus.values()))
+    assert why.startswith("Left idle: ")
+    assert left.usd_per_h == pytest.approx(2.0 * sum(left.gpus.values()))
     assert [one.name for one in left.deployment.replicas] == [one.name for one in left.groups]
     assert left.simulate(question.arrivals()).finished.all()
     busy = replace(question, rate_rps=card.goodput_rps.value)
-    assert without(plan, busy, card.goodput_rps, effort) == ()
+    assert without(plan, busy) == (plan, "")
 
 
 def test_gpus_that_only_decode_short_answers_are_not_given_back():
@@ -248,8 +246,19 @@ def test_gpus_that_only_decode_short_answers_are_not_given_back():
     run = plan.simulate(question.arrivals())
     tokens = run.replicas["decode_tokens"] + run.replicas["prefill_tokens"]
     assert tokens[1] < 0.02 * tokens.sum()
-    now = Sampled.of([1.0], [1.0, 1.0])
-    assert without(plan, question, now, replace(asked.effort, seeds=1, draws=2)) == ()
+    assert without(plan, question) == (plan, "")
+
+
+def test_a_card_grows_in_the_order_of_reading_and_a_brief_one_not(pair):
+    asked = Ask(PAIR, **AT_VLLM)
+    *parts, whole = map(sections.texts, grown(asked))
+    for k, one in enumerate(parts):
+        known = one[: -3 if k else 2]
+        assert known == whole[: len(known)]
+    assert "\n\n".join(whole) == str(pair)
+    (brief,) = grown(replace(asked, brief=True))
+    assert sections.texts(brief)[:2] == whole[:2]
+    assert (brief.limits, brief.changes, brief.at_rates) == (None, (), ())
 
 
 def test_json_goes_round_and_says_what_is_wrong(card, tmp_path):

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from hetero import catalog, workload
-from hetero.apps.cards.answer import answer
+from hetero.apps.cards.answer import sections
 from hetero.apps.cards.card import PlanCard
 from hetero.apps.cards.request import CardRequest, request
 from hetero.apps.cards.several import (
@@ -43,16 +43,16 @@ def fleet(**gpus: int) -> Cluster:
 def twins(_little) -> SeveralPlans:
     cards = {}
 
-    def once(asked: CardRequest, _: object) -> tuple[PlanCard]:
+    def once(asked: CardRequest, _: object) -> list[PlanCard]:
         """Equal questions have one card."""
         question = asked.question
         known = (question.llm.name, question.rate_rps, *asked.cluster.gpu_counts.items())
         if known not in cards:
-            cards[known] = answer(asked)[0]
-        return (cards[known],)
+            *_, cards[known] = sections(asked)
+        return [cards[known]]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hetero.apps.cards.several.answer", once)
+        patch.setattr("hetero.apps.cards.several.sections", once)
         return several(fleet(L4=2), model=["Llama-3.1-8B"] * 2, rate=[1.0, 1.0], **ASKED)
 
 
@@ -92,7 +92,7 @@ def test_unequal_models_are_divided_as_enumeration_has_it(monkeypatch):
         for kept in product(*(range(n + 1) for n in sizes))
     )
     # Cards of the division are what the twins show.
-    monkeypatch.setattr("hetero.apps.cards.several.answer", lambda *_: ("card",))
+    monkeypatch.setattr("hetero.apps.cards.several.sections", lambda *_: ("card",))
     models = [name for name, _ in loads]
     found = several(own, model=models, rate=rates, **ASKED).found
     assert best > 0

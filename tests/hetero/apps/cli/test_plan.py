@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -24,11 +25,16 @@ def test_a_card_as_json_page_and_text_and_against_another(said, refused, monkeyp
     assert page.read_text() == card.to_html()
     made = pair()
     assert made.to_json() == out  # the same question, the same bytes
-    monkeypatch.setattr("hetero.apps.cards.answer.plan", lambda *_, **__: made)
+    begun = replace(made, limits=None, changes=(), at_rates=(), notes=made.notes[:-1])
+    monkeypatch.setattr(
+        "hetero.apps.cards.answer.grown", lambda asked: iter([begun, made][: 2 - asked.brief])
+    )
     text = said("plan", "card", *ASKED, "--rate", "1", "--against", kept)
     assert text.startswith(str(card))
     assert "What differs in figures" in text
     assert "exists already" in refused("plan", *ASKED, "--rate", "1", "-o", kept)
+    brief = said("plan", *ASKED, "--rate", "1", "--brief")
+    assert str(card).startswith(brief.rstrip("\n") + "\n\nWhat it delivers")
 
 
 def test_a_rate_that_is_too_high_is_explained(run):
@@ -52,6 +58,8 @@ def test_a_rate_that_is_too_high_is_explained(run):
     [
         (("ilands",), "Did you mean 'islands'?"),
         ((FLEET,), "Missing option '--model'"),
+        (("", *ASKED[1:]), "'' is no cluster"),
+        ((".", *ASKED[1:]), "'.' is no cluster"),
         (("none.yaml", "--model", "Llama-3-8B"), "none.yaml: there is no such file"),
         ((*ASKED[:3], "--slo", "ttft=2"), "--slo cannot read 'ttft=2'"),
         ((*ASKED, "--choose", "best"), "--choose does not know 'best'"),
