@@ -50,7 +50,7 @@ repro: setup
 	@$(BIN)/hetero repro $(if $(PROFILE),--profile $(PROFILE)) $(if $(SOURCE),--source $(SOURCE))
 
 lab: setup
-	@git config filter.hetero-notebook.clean '"$(BIN)/python" -m pipelines.source' || true
+	@git config filter.hetero-notebook.clean '"$(BIN)/python" -m pipelines.source stripped' || true
 	@$(BIN)/jupyter lab notebooks/00_quickstart.ipynb $(ARGS)
 
 docs: setup-tests

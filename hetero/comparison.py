@@ -43,7 +43,10 @@ Measure: TypeAlias = Callable[[Run], Mapping[str, Any]]
 
 KEYS: Final = ("plan", "rate_rps", "router", "seed")
 """Columns of a comparison that say what a row is of."""
-_SHOWN: Final = ("attainment", "within_targets_rps", "ttft_p95_s", "tpot_p95_s", "output_tps")
+_SHOWN: Final = (
+    *("attainment", "within_targets_rps", "ttft_p95_s", "tpot_p95_s"),
+    *("output_tps", "cached_share"),
+)
 _LOWER: Final = ("ttft", "tpot", "e2e", "rejected")
 
 
@@ -166,7 +169,10 @@ class Comparison(Shown):
 
 
 def measured(run: Run, slo: Slo | None = None) -> dict[str, float]:
-    """Metrics of a whole run, see :mod:`hetero.simulator.metrics`; those of targets come first."""
+    """Metrics of a whole run, see :mod:`hetero.simulator.metrics`; those of targets come first.
+
+    Of engines with a prefix cache, the share of prompt tokens found there, too.
+    """
     seen = metrics(run, slo)
     found: dict[str, float] = {}
     if seen.within_targets_rps is not None:
@@ -177,6 +183,9 @@ def measured(run: Run, slo: Slo | None = None) -> dict[str, float]:
     for kind in ("ttft", "tpot", "e2e"):
         found[f"{kind}_mean_s"] = seen.means[f"{kind}_s"]
         found |= {f"{kind}_p{p}_s": seen.percentiles[f"{kind}_s"][p] for p in (50, 95, 99)}
+    if any(one.engine.prefix_cache for one in run.deployment.replicas):
+        hits, inputs = (run.requests[name].sum() for name in ("hit_tokens", "input_tokens"))
+        found["cached_share"] = float(hits / inputs)
     counts = {"finished": seen.finished, "rejected": seen.rejected}
     return found | {"output_tps": seen.output_tps, **counts}
 

@@ -101,13 +101,17 @@ def fingerprint(path: Path) -> str:
 def stripped(notebook: str) -> str:
     """A notebook without outputs, counts and what editors add: what git keeps (``make lab``)."""
     found = json.loads(notebook)
-    for cell in found["cells"]:
-        cell["metadata"] = {k: v for k, v in cell["metadata"].items() if k == "tags"}
-        cell |= {"execution_count": None, "outputs": []} if cell["cell_type"] == "code" else {}
+    empty = {"code": {"execution_count": None, "outputs": []}}
+    found["cells"] = [
+        one
+        | {"metadata": {k: v for k, v in one["metadata"].items() if k == "tags"}}
+        | empty.get(one["cell_type"], {})
+        for one in found["cells"]
+    ]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     found["metadata"] = {"kernelspec": kernel, "language_info": {"name": "python"}}
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1:] == ["stripped"]:
     sys.stdout.write(stripped(sys.stdin.read()))

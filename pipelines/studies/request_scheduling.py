@@ -26,8 +26,8 @@ from hetero.intervals import interval, ranking
 from hetero.memory import KvFormula
 from hetero.plots.figures import CYCLE, shared_legend
 from hetero.progress import progress
-from hetero.routers import Builtin, Normal, Oracle, Predictor, Router, Workload
-from hetero.simulator import Run, Slo, metrics
+from hetero.routers import Builtin, Normal, Predictor, Router, Workload
+from hetero.simulator import Run, metrics
 from hetero.workload import Trace
 from pipelines.studies.tensor_parallel_search import (
     ENGINES,
@@ -43,7 +43,6 @@ RATES: Final = (8.0, 16.0, 24.0, np.inf)
 #: And of Fig. 6 here: five instances keep up with the paper's rates, so that nothing is seen there.
 RATES_6: Final = (8.0, 16.0, 24.0, 32.0, 48.0, 64.0, np.inf)
 RATE: Final = "rate [req/s]"
-CACHED: Final = "cached [% of prompts]"
 GAP: Final = "gap of completion [s]"
 #: The model on two machines (section 5.3).
 LARGER: Final = "DeepSeek-R1-Distill-Qwen-14B"
@@ -304,33 +303,6 @@ def rate_frame(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Mean throughput over the seeds by ``keys``, a column per rate."""
     means = frame.groupby([*keys, RATE], sort=False)[TPS].mean().unstack()
     return means.rename(columns=lambda rate: f"{rate_name(rate)} [tokens/s]").reset_index()
-
-
-def _cached(run: Run) -> dict[str, Any]:
-    result = metrics(run, Slo(ttft_s=2.0))
-    ttft = result.percentiles["ttft_s"]
-    hits, inputs = (run.requests[key].sum() for key in ("hit_tokens", "input_tokens"))
-    return {
-        CACHED: 100 * hits / inputs,
-        TPS: result.total_tps,
-        "TTFT P50 [s]": ttft[50],
-        "TTFT P95 [s]": ttft[95],
-        "TTFT < 2 s [%]": 100 * result.attainment["joint"],
-    }
-
-
-def compare_caches(
-    deployment: Deployment, recorded: Trace, choices: Sequence[Router | Builtin], seed: int
-) -> pd.DataFrame:
-    """What routers find cached of past prompts, at the recorded rate and at four times that."""
-    own = len(recorded) / np.ptp(recorded.arrival_s)
-    table = compare(
-        deployment, choices, recorded, [own, 4.0 * own], [seed], process="scaled", resample=False,
-        predictor=Oracle(), measure=_cached,
-    ).frame  # fmt: skip
-    table["rate"] = [f"{rate / own:g} x recorded" for rate in table["rate_rps"]]
-    times = ["TTFT P50 [s]", "TTFT P95 [s]", "TTFT < 2 s [%]"]
-    return table[["rate", "router", CACHED, *times, TPS]]
 
 
 def throughput_figure(frame: pd.DataFrame, bench: Workbench) -> Figure:
