@@ -101,15 +101,16 @@ def fingerprint(path: Path) -> str:
 def stripped(notebook: str) -> str:
     """A notebook without outputs, counts and what editors add: what git keeps (``make lab``)."""
     found = json.loads(notebook)
-    empty = {"code": {"execution_count": None, "outputs": []}}
     found["cells"] = [
         one
         | {"metadata": {k: v for k, v in one["metadata"].items() if k == "tags"}}
-        | empty.get(one["cell_type"], {})
+        | ({"execution_count": None, "outputs": []} if one["cell_type"] == "code" else {})
         for one in found["cells"]
     ]
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    found["metadata"] = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    found["metadata"] = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 

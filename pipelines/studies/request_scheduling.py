@@ -241,16 +241,14 @@ def gain_percent(frame: pd.DataFrame, rate_rps: float) -> Values:
 
 def largest_gain(frame: pd.DataFrame) -> str:
     """Largest mean gain of OS over RR among the rates, and where."""
-    gains = {rate: float(gain_percent(frame, rate).mean()) for rate in frame[RATE].unique()}
-    rate = max(gains, key=gains.__getitem__)
-    return f"{gains[rate]:+.1f} % at {rate_name(rate)}"
+    gain, rate = max((float(gain_percent(frame, r).mean()), r) for r in frame[RATE].unique())
+    return f"{gain:+.1f} % at {rate_name(rate)}"
 
 
 def memory_ratio(frame: pd.DataFrame) -> Values:
     """Throughput of MB over that of OS by seed, mean over the rates."""
-    tps = [values(frame, rate, ("MB", "OS")) for rate in RATES]
-    ratio: Values = np.mean([at["MB"] / at["OS"] for at in tps], axis=0)
-    return ratio
+    tps = (values(frame, rate, ("MB", "OS")) for rate in RATES)
+    return np.asarray(np.mean([at["MB"] / at["OS"] for at in tps], axis=0))
 
 
 def gap_ratios(frame: pd.DataFrame) -> list[float]:
@@ -262,8 +260,7 @@ def gap_ratios(frame: pd.DataFrame) -> list[float]:
 def best_share(frame: pd.DataFrame, names: Collection[str]) -> Values:
     """Share of the rates at which OS has the highest throughput, by seed."""
     tps = [pd.DataFrame(values(frame, rate, names)) for rate in RATES]
-    share: Values = np.mean([at.idxmax(axis=1) == "OS" for at in tps], axis=0)
-    return share
+    return np.asarray(np.mean([at.idxmax(axis=1) == "OS" for at in tps], axis=0))
 
 
 def other_readings(frame: pd.DataFrame, what: Callable[[pd.DataFrame], str]) -> str:
@@ -349,8 +346,9 @@ def completion_figure(frame: pd.DataFrame) -> Figure:
             axis.plot(ends, [k, k], color="#BBBBBB", linewidth=1.4, zorder=1)
             for end, colour, mark, told in zip(ends, CYCLE, "os", ("t = 4", "t = 1"), strict=False):
                 if np.isfinite(end):
-                    label = told if k == 0 else None
-                    axis.plot(end, k, mark, color=colour, linestyle="", label=label)
+                    axis.plot(
+                        end, k, mark, color=colour, linestyle="", label=told if k == 0 else None
+                    )
         axis.set_yticks(where, names)
         axis.grid(axis="y", visible=False)
 

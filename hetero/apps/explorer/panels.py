@@ -50,7 +50,8 @@ def draw(view: View) -> Figure:
     _over_time(cache, run, samples, 100.0 * samples.kv_use)
     cache.set(ylabel="KV cache in use [%]", ylim=(0, 102))
     handles, labels = queue.get_legend_handles_labels()
-    cache.legend(handles, labels, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4)
+    cache.legend(handles, labels, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=8,
+                 columnspacing=1.0, handlelength=1.3)  # fmt: skip
     figure.text(0.012, 0.95, view.title, fontsize=10.5, fontweight="bold")
     return figure
 
