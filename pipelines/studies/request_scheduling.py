@@ -271,18 +271,14 @@ def other_readings(frame: pd.DataFrame, what: Callable[[pd.DataFrame], str]) -> 
 
 def places(table: pd.DataFrame, rate_rps: float, name: str, place: str) -> str:
     """In how many settings of the sensitivity a strategy is ``first`` or ``last``, by link."""
-    hits = _chains(table, rate_rps).str[0 if place == "first" else -1] == name
+    orders = table[f"order at {rate_name(rate_rps)}"]
+    chains = orders.str.split(",").str[0].str.replace(">=", ">").str.split(">")
+    hits = chains.str[0 if place == "first" else -1] == name
     texts = [
         f"{at.sum()} of {len(at)} settings with {link}"
         for link, at in hits.groupby(table["link"], sort=False)
     ]
     return f"{name} is {place} by mean in {' and '.join(texts)} (sensitivity table). "
-
-
-def _chains(table: pd.DataFrame, rate_rps: float) -> pd.Series[Any]:
-    """Strategies by mean throughput, the largest first, as lists."""
-    orders = table[f"order at {rate_name(rate_rps)}"]
-    return orders.str.split(",").str[0].str.replace(">=", ">").str.split(">")
 
 
 def summary_frame(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:

@@ -143,9 +143,8 @@ class ResultFolder:
         if get_ipython():
             display(figure)  # type: ignore[no-untyped-call]
             if self.folder is None:
-                display(  # type: ignore[no-untyped-call]
-                    HTML(f'<small class="{PLAIN}">{html.escape(caption)}</small>')
-                )
+                text = f'<small class="{PLAIN}">{html.escape(caption)}</small>'
+                display(HTML(text))  # type: ignore[no-untyped-call]
         figures.close(figure)
 
     def table(
