@@ -111,16 +111,14 @@ class Comparison(Shown):
         """
         said = []
         for rate, rows in self.summary().groupby("rate_rps", sort=False):
-            best = rows["baseline"].iloc[0]
-            behind = []
+            best, behind = rows["baseline"].iloc[0], []
+            mean = float(rows["mean"][rows["system"] == best].iloc[0])
             for _, one in rows[rows["system"] != best].iterrows():
                 turn = -1.0 if one["difference"] < 0 else 1.0
                 low, high = sorted((turn * one["low"], turn * one["high"]))
-                behind.append(f"{one['system']} by {abs(one['difference']):.3g}")
-                if one["low"] == one["low"]:
-                    told = "" if low > 0 else ": not told apart"
-                    behind[-1] += f" [{low:.3g}, {high:.3g}{told}]"
-            mean = float(rows["mean"][rows["system"] == best].iloc[0])
+                told = f" [{low:.3g}, {high:.3g}{'' if low > 0 else ': not told apart'}]"
+                away = f"{one['system']} by {abs(one['difference']):.3g}"
+                behind.append(away + told * bool(one["low"] == one["low"]))
             said.append(f"{rate:.4g} requests/s: {best} has the best {self._first}, {mean:.3g}")
             said[-1] += "; behind it " * bool(behind) + ", ".join(behind) + "."
         return "\n".join(said)
