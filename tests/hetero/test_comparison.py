@@ -143,9 +143,9 @@ def test_what_was_found_is_said_and_drawn_with_paired_intervals() -> None:
 
 def test_a_plan_takes_a_router_of_ones_own() -> None:
     mine = replace(PLAN, router=Counting())  # type: ignore[arg-type]
-    for _ in range(2):  # what it remembers of a run is not there in the next one
-        nodes = mine.simulate(CHATS, 3).requests["node"].tolist()
-        assert nodes == [k % 4 for k in range(len(CHATS))]
+    runs = [mine.simulate(CHATS, 3), mine.simulate(CHATS, 3)]  # each begins afresh
+    turns = [k % 4 for k in range(len(CHATS))]
+    assert [one.requests["node"].tolist() for one in runs] == [turns, turns]
     assert "Routing: counting." in str(mine)
     found = hetero.compare({"mine": mine, "hetero": PLAN}, None, CHATS, 30.0, 2)
     assert set(found.frame["router"]) == {"counting", "hetero"}

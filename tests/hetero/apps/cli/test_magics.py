@@ -21,7 +21,6 @@ def test_public_names_are_completed_and_magics_plan_in_a_cell(capsys) -> None:  
     for cell, said in (
         ("%%fleet a/b\n" + machine % 2, "'a/b' is no name."),
         ("%%fleet mine\n" + machine % "dear", "UsageError: %%fleet"),
-        ("%plan nowhere --model Llama-3-8B", "No cluster is called 'nowhere'"),
         ("%plan mine --rat 3", "No such option: --rat"),
         ("%plan 'mine", "No closing quotation"),
     ):
