@@ -50,8 +50,7 @@ repro: setup
 	@$(BIN)/hetero repro $(if $(PROFILE),--profile $(PROFILE)) $(if $(SOURCE),--source $(SOURCE))
 
 lab: setup
-	@git config filter.hetero-notebook.clean '"$(BIN)/python" -m pipelines.source' || true
-	@$(BIN)/jupyter lab notebooks/00_quickstart.ipynb $(ARGS)
+	@$(BIN)/jupyter lab notebooks/00_quickstart.ipynb --ContentsManager.pre_save_hook=pipelines.source.before_save $(ARGS)
 
 docs: setup-tests
 	@$(BIN)/python -m pipelines.docs

@@ -43,7 +43,10 @@ Measure: TypeAlias = Callable[[Run], Mapping[str, Any]]
 
 KEYS: Final = ("plan", "rate_rps", "router", "seed")
 """Columns of a comparison that say what a row is of."""
-_SHOWN: Final = ("attainment", "within_targets_rps", "ttft_p95_s", "tpot_p95_s", "output_tps")
+_SHOWN: Final = (
+    *("attainment", "within_targets_rps", "ttft_p95_s", "tpot_p95_s"),
+    *("output_tps", "cached_share"),
+)
 _LOWER: Final = ("ttft", "tpot", "e2e", "rejected")
 
 
@@ -108,16 +111,14 @@ class Comparison(Shown):
         """
         said = []
         for rate, rows in self.summary().groupby("rate_rps", sort=False):
-            best = rows["baseline"].iloc[0]
-            behind = []
+            best, behind = rows["baseline"].iloc[0], []
+            mean = float(rows["mean"][rows["system"] == best].iloc[0])
             for _, one in rows[rows["system"] != best].iterrows():
                 turn = -1.0 if one["difference"] < 0 else 1.0
                 low, high = sorted((turn * one["low"], turn * one["high"]))
-                behind.append(f"{one['system']} by {abs(one['difference']):.3g}")
-                if one["low"] == one["low"]:
-                    told = "" if low > 0 else ": not told apart"
-                    behind[-1] += f" [{low:.3g}, {high:.3g}{told}]"
-            mean = float(rows["mean"][rows["system"] == best].iloc[0])
+                told = f" [{low:.3g}, {high:.3g}{'' if low > 0 else ': not told apart'}]"
+                away = f"{one['system']} by {abs(one['difference']):.3g}"
+                behind.append(away + told * bool(one["low"] == one["low"]))
             said.append(f"{rate:.4g} requests/s: {best} has the best {self._first}, {mean:.3g}")
             said[-1] += "; behind it " * bool(behind) + ", ".join(behind) + "."
         return "\n".join(said)
@@ -166,7 +167,10 @@ class Comparison(Shown):
 
 
 def measured(run: Run, slo: Slo | None = None) -> dict[str, float]:
-    """Metrics of a whole run, see :mod:`hetero.simulator.metrics`; those of targets come first."""
+    """Metrics of a whole run, see :mod:`hetero.simulator.metrics`; those of targets come first.
+
+    Of engines with a prefix cache, the share of prompt tokens found there, too.
+    """
     seen = metrics(run, slo)
     found: dict[str, float] = {}
     if seen.within_targets_rps is not None:
@@ -177,6 +181,9 @@ def measured(run: Run, slo: Slo | None = None) -> dict[str, float]:
     for kind in ("ttft", "tpot", "e2e"):
         found[f"{kind}_mean_s"] = seen.means[f"{kind}_s"]
         found |= {f"{kind}_p{p}_s": seen.percentiles[f"{kind}_s"][p] for p in (50, 95, 99)}
+    if any(one.engine.prefix_cache for one in run.deployment.replicas):
+        hits, inputs = (run.requests[name].sum() for name in ("hit_tokens", "input_tokens"))
+        found["cached_share"] = float(hits / inputs)
     counts = {"finished": seen.finished, "rejected": seen.rejected}
     return found | {"output_tps": seen.output_tps, **counts}
 

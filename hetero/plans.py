@@ -181,9 +181,8 @@ class Plan(Shown):
     @property
     def rule(self) -> str:
         """How requests are routed in words; of a router of plain Python, its name."""
-        if isinstance(self.router, Builtin | PipelineRouter):
-            return self.routing
-        return router_of(self.router).name
+        known = isinstance(self.router, Builtin | PipelineRouter)
+        return self.routing if known else router_of(self.router).name
 
     def simulate(
         self,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from pathlib import Path
+from typing import Any
 
 from hetero import paths
 from hetero.errors import DataError, ParameterError
@@ -98,16 +98,14 @@ def fingerprint(path: Path) -> str:
     return hashlib.sha256(code(path).encode()).hexdigest()
 
 
-def stripped(notebook: str) -> str:
-    """A notebook without outputs, counts and what editors add: what git keeps (``make lab``)."""
-    found = json.loads(notebook)
-    for cell in found["cells"]:
-        cell["metadata"] = {k: v for k, v in cell["metadata"].items() if k == "tags"}
-        cell |= {"execution_count": None, "outputs": []} if cell["cell_type"] == "code" else {}
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    found["metadata"] = {"kernelspec": kernel, "language_info": {"name": "python"}}
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(stripped(sys.stdin.read()))
+def before_save(model: dict[str, Any], path: str, **_: object) -> None:
+    """Hook of JupyterLab (``make lab``): these notebooks are kept as in git, without outputs."""
+    if model["type"] == "notebook" and Path(path).match("notebooks/[0-9][0-9]_*.ipynb"):
+        for cell in model["content"]["cells"]:
+            cell["metadata"] = {k: v for k, v in cell["metadata"].items() if k == "tags"}
+            if cell["cell_type"] == "code":
+                cell.update(execution_count=None, outputs=[])
+        model["content"]["metadata"] = {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }

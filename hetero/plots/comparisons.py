@@ -48,5 +48,6 @@ def draw(summary: pd.DataFrame, metric: str, note: str) -> Figure:
     unit = next((f" [{text}]" for end, text in _UNITS.items() if metric.endswith(end)), "")
     axes[-1, 0].set_xlabel(metric + unit)
     axes[-1, 1].set_xlabel(f"difference{unit}")
-    figures.stamp(figure, textwrap.fill(f"95 % intervals over seeds. {note}", 110))
+    told = "One seed, no intervals" if summary["low"].isna().all() else "95 % intervals over seeds"
+    figures.stamp(figure, textwrap.fill(f"{told}. {note}", 110))
     return figure

@@ -52,10 +52,10 @@ def _group_name(group: Replicas) -> str:
 
 
 def _groups(axis: Axes, card: PlanCard, shares: pd.Series) -> None:
-    colours = [gpu_colour(next(iter(group.gpus))) for group in card.groups]
     said = [f"{card.usd_per_h:.2f} $/h"] if card.usd_per_h is not None else []
     said += [f"{card.limits.binding} binds"] if card.limits is not None else []
     bars = [(str(name), share, f"{share:.0f} %") for name, share in shares.items()]
+    colours = [gpu_colour(next(iter(group.gpus))) for group in card.groups]
     _bars(axis, bars, colours, shares + 1.5, 1.25 * max(shares))
     axis.set(xlabel="requests served [%]", ylabel="replicas", title=", ".join(said))
 
@@ -83,8 +83,13 @@ def _latencies(axis: Axes, card: PlanCard) -> None:
         for p in (50, 90, 99)
     }
     bars = [(name, value, f"{value:.0f} %") for name, value in shares.items()]
-    ends = [value + 2 for value in shares.values()]
-    _bars(axis, bars, "#56B4E9", ends, 1.25 * max(100.0, *shares.values()))
+    _bars(
+        axis,
+        bars,
+        "#56B4E9",
+        [value + 2 for value in shares.values()],
+        1.25 * max(100.0, *shares.values()),
+    )
     axis.axvline(100, color="#111111", linewidth=1.2, linestyle="--")
     title = f"at {sections.show(card.question.rate_rps)} requests/s"
     axis.set(xlabel="of the target [%]", ylabel="latency", title=title)

@@ -26,8 +26,8 @@ from hetero.intervals import interval, ranking
 from hetero.memory import KvFormula
 from hetero.plots.figures import CYCLE, shared_legend
 from hetero.progress import progress
-from hetero.routers import Builtin, Normal, Oracle, Predictor, Router, Workload
-from hetero.simulator import Run, Slo, metrics
+from hetero.routers import Builtin, Normal, Predictor, Router, Workload
+from hetero.simulator import Run, metrics
 from hetero.workload import Trace
 from pipelines.studies.tensor_parallel_search import (
     ENGINES,
@@ -43,7 +43,6 @@ RATES: Final = (8.0, 16.0, 24.0, np.inf)
 #: And of Fig. 6 here: five instances keep up with the paper's rates, so that nothing is seen there.
 RATES_6: Final = (8.0, 16.0, 24.0, 32.0, 48.0, 64.0, np.inf)
 RATE: Final = "rate [req/s]"
-CACHED: Final = "cached [% of prompts]"
 GAP: Final = "gap of completion [s]"
 #: The model on two machines (section 5.3).
 LARGER: Final = "DeepSeek-R1-Distill-Qwen-14B"
@@ -242,16 +241,14 @@ def gain_percent(frame: pd.DataFrame, rate_rps: float) -> Values:
 
 def largest_gain(frame: pd.DataFrame) -> str:
     """Largest mean gain of OS over RR among the rates, and where."""
-    gains = {rate: float(gain_percent(frame, rate).mean()) for rate in frame[RATE].unique()}
-    rate = max(gains, key=gains.__getitem__)
-    return f"{gains[rate]:+.1f} % at {rate_name(rate)}"
+    gain, rate = max((float(gain_percent(frame, r).mean()), r) for r in frame[RATE].unique())
+    return f"{gain:+.1f} % at {rate_name(rate)}"
 
 
 def memory_ratio(frame: pd.DataFrame) -> Values:
     """Throughput of MB over that of OS by seed, mean over the rates."""
-    tps = [values(frame, rate, ("MB", "OS")) for rate in RATES]
-    ratio: Values = np.mean([at["MB"] / at["OS"] for at in tps], axis=0)
-    return ratio
+    tps = (values(frame, rate, ("MB", "OS")) for rate in RATES)
+    return np.asarray(np.mean([at["MB"] / at["OS"] for at in tps], axis=0))
 
 
 def gap_ratios(frame: pd.DataFrame) -> list[float]:
@@ -263,8 +260,7 @@ def gap_ratios(frame: pd.DataFrame) -> list[float]:
 def best_share(frame: pd.DataFrame, names: Collection[str]) -> Values:
     """Share of the rates at which OS has the highest throughput, by seed."""
     tps = [pd.DataFrame(values(frame, rate, names)) for rate in RATES]
-    share: Values = np.mean([at.idxmax(axis=1) == "OS" for at in tps], axis=0)
-    return share
+    return np.asarray(np.mean([at.idxmax(axis=1) == "OS" for at in tps], axis=0))
 
 
 def other_readings(frame: pd.DataFrame, what: Callable[[pd.DataFrame], str]) -> str:
@@ -275,18 +271,14 @@ def other_readings(frame: pd.DataFrame, what: Callable[[pd.DataFrame], str]) -> 
 
 def places(table: pd.DataFrame, rate_rps: float, name: str, place: str) -> str:
     """In how many settings of the sensitivity a strategy is ``first`` or ``last``, by link."""
-    hits = _chains(table, rate_rps).str[0 if place == "first" else -1] == name
+    orders = table[f"order at {rate_name(rate_rps)}"]
+    chains = orders.str.split(",").str[0].str.replace(">=", ">").str.split(">")
+    hits = chains.str[0 if place == "first" else -1] == name
     texts = [
         f"{at.sum()} of {len(at)} settings with {link}"
         for link, at in hits.groupby(table["link"], sort=False)
     ]
     return f"{name} is {place} by mean in {' and '.join(texts)} (sensitivity table). "
-
-
-def _chains(table: pd.DataFrame, rate_rps: float) -> pd.Series[Any]:
-    """Strategies by mean throughput, the largest first, as lists."""
-    orders = table[f"order at {rate_name(rate_rps)}"]
-    return orders.str.split(",").str[0].str.replace(">=", ">").str.split(">")
 
 
 def summary_frame(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
@@ -304,33 +296,6 @@ def rate_frame(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Mean throughput over the seeds by ``keys``, a column per rate."""
     means = frame.groupby([*keys, RATE], sort=False)[TPS].mean().unstack()
     return means.rename(columns=lambda rate: f"{rate_name(rate)} [tokens/s]").reset_index()
-
-
-def _cached(run: Run) -> dict[str, Any]:
-    result = metrics(run, Slo(ttft_s=2.0))
-    ttft = result.percentiles["ttft_s"]
-    hits, inputs = (run.requests[key].sum() for key in ("hit_tokens", "input_tokens"))
-    return {
-        CACHED: 100 * hits / inputs,
-        TPS: result.total_tps,
-        "TTFT P50 [s]": ttft[50],
-        "TTFT P95 [s]": ttft[95],
-        "TTFT < 2 s [%]": 100 * result.attainment["joint"],
-    }
-
-
-def compare_caches(
-    deployment: Deployment, recorded: Trace, choices: Sequence[Router | Builtin], seed: int
-) -> pd.DataFrame:
-    """What routers find cached of past prompts, at the recorded rate and at four times that."""
-    own = len(recorded) / np.ptp(recorded.arrival_s)
-    table = compare(
-        deployment, choices, recorded, [own, 4.0 * own], [seed], process="scaled", resample=False,
-        predictor=Oracle(), measure=_cached,
-    ).frame  # fmt: skip
-    table["rate"] = [f"{rate / own:g} x recorded" for rate in table["rate_rps"]]
-    times = ["TTFT P50 [s]", "TTFT P95 [s]", "TTFT < 2 s [%]"]
-    return table[["rate", "router", CACHED, *times, TPS]]
 
 
 def throughput_figure(frame: pd.DataFrame, bench: Workbench) -> Figure:
@@ -377,8 +342,9 @@ def completion_figure(frame: pd.DataFrame) -> Figure:
             axis.plot(ends, [k, k], color="#BBBBBB", linewidth=1.4, zorder=1)
             for end, colour, mark, told in zip(ends, CYCLE, "os", ("t = 4", "t = 1"), strict=False):
                 if np.isfinite(end):
-                    label = told if k == 0 else None
-                    axis.plot(end, k, mark, color=colour, linestyle="", label=label)
+                    axis.plot(
+                        end, k, mark, color=colour, linestyle="", label=told if k == 0 else None
+                    )
         axis.set_yticks(where, names)
         axis.grid(axis="y", visible=False)
 

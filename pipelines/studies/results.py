@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
+from hetero import paths
 from hetero.display import PLAIN, Column
 from hetero.errors import require
 from pipelines import figure_checks
@@ -84,14 +85,13 @@ class ResultFolder:
         shell.run_line_magic("config", "InlineBackend.figure_formats = ['retina']")
         # By name: what a stage rests on would else be all parameters.
         report = resolve_name("pipelines.schema:load")(profile="default").sections
-        small = []
-        for name, there in report.get(self.notebook[3:], ()):
-            both = (shell.user_ns.get(name, there), there)
-            one, other = (len(x) if isinstance(x, list) else x for x in both)
-            small += [f"{name} {one} (report: {other})"] if one != other else []
-        if small:
-            what = f"<b>Small run</b>: {', '.join(small)}. It may find other than the report."
-            display(HTML(what))  # type: ignore[no-untyped-call]
+        pairs = [
+            (k, shell.user_ns.get(k, one), one) for k, one in report.get(self.notebook[3:], ())
+        ]
+        sizes = [(k, *(len(x) if isinstance(x, list) else x for x in both)) for k, *both in pairs]
+        if small := [f"{k} {here} (report: {there})" for k, here, there in sizes if here != there]:
+            text = "<b>Small run</b>: {}. It may find other than the report."
+            display(HTML(text.format(", ".join(small))))  # type: ignore[no-untyped-call]
 
     @property
     def provenance(self) -> str:
@@ -109,11 +109,7 @@ class ResultFolder:
         """Folder that results go to, created when first needed; None when nothing is written."""
         if not self.output:
             return None
-        folder = Path(self.output)
-        if not folder.is_absolute():
-            from hetero import paths
-
-            folder = paths.root() / folder
+        folder = paths.root() / self.output  # an absolute path stays what it is
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -197,8 +193,7 @@ class ResultFolder:
         )
         number = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
         row: dict[str, object] = {"id": claim, "value": number, "figure": figure}
-        if note:
-            row["note"] = note
+        row |= {"note": note} if note else {}
         if interval is not None:
             row["interval"] = [float(f"{end:.{DIGITS}g}") for end in interval]
         self._claims.append(row)
@@ -216,8 +211,7 @@ class ResultFolder:
             "tables": self._tables,
             "claims": self._claims,
         }
-        if self.tolerance:
-            manifest["tolerance"] = self.tolerance
+        manifest |= {"tolerance": self.tolerance} if self.tolerance else {}
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         (self.folder / MANIFEST).write_text(text, encoding="utf-8")
 

@@ -11,8 +11,10 @@ from scipy import stats
 import hetero
 from hetero import catalog, cluster, workload
 from hetero.comparison import KEYS, Comparison, measured
+from hetero.display import Column, Table
 from hetero.errors import ParameterError
 from hetero.plans import Plan
+from hetero.plots import figures
 from hetero.routers import DEFER, Normal, Oracle, Predictive, RoundRobin
 from hetero.routers.base import DEFAULT
 from hetero.simulator import Slo, metrics, simulate
@@ -115,6 +117,42 @@ def test_intervals_are_those_of_paired_differences() -> None:
         "5 requests/s: b > a",
         "9 requests/s: a >= b",
     ]
+
+
+def test_what_was_found_is_said_and_drawn_with_paired_intervals() -> None:
+    long = Table("", (Column("n"),), tuple((k,) for k in range(99)))
+    assert repr(long).split("\n")[39:] == ["[62 more lines: print() shows them]"]
+    chats, slo = workload.load("azure2023_conv").head(400), Slo(ttft_s=0.5)
+    found = hetero.compare(FOUR, ["round-robin", "hetero"], chats, [40.0, 60.0], 4, slo=slo)
+    rows = found.summary().set_index(["rate_rps", "system"])
+    for rate, line in zip((40.0, 60.0), found.sentence.splitlines(), strict=True):
+        worse = rows.loc[rate, "round robin"]
+        assert f"{rate:.4g} requests/s: hetero has the best attainment" in line
+        gap, low, high = -worse["difference"], -worse["high"], -worse["low"]
+        apart = "" if low > 0 else ": not told apart"
+        assert line.endswith(f"round robin by {gap:.3g} [{low:.3g}, {high:.3g}{apart}].")
+        assert line in repr(found)
+    assert "attainment low" in found.table().to_latex()
+    figure = found.figure("ttft_p95_s")
+    assert [axis.get_xlabel() for axis in figure.axes[2:]] == ["ttft_p95_s [s]", "difference [s]"]
+    drawn = figure.axes[3].collections[0].get_segments()
+    gains = found.summary("ttft_p95_s").query("rate_rps == 60.0")[["low", "high"]].to_numpy()
+    assert [[one[0][0], one[1][0]] for one in drawn] == gains.tolist()
+    figures.close(figure)
+
+
+def test_a_plan_takes_a_router_of_ones_own() -> None:
+    mine = replace(PLAN, router=Counting())  # type: ignore[arg-type]
+    runs = [mine.simulate(CHATS, 3), mine.simulate(CHATS, 3)]  # each begins afresh
+    turns = [k % 4 for k in range(len(CHATS))]
+    assert [one.requests["node"].tolist() for one in runs] == [turns, turns]
+    assert "Routing: counting." in str(mine)
+    found = hetero.compare({"mine": mine, "hetero": PLAN}, None, CHATS, 30.0, 2)
+    assert set(found.frame["router"]) == {"counting", "hetero"}
+    with pytest.raises(ParameterError, match="Counting cannot be written"):
+        mine.to_json()
+    with pytest.raises(ParameterError, match="3 is no router"):
+        replace(PLAN, router=3).simulate(CHATS)  # type: ignore[arg-type]
 
 
 def test_each_seed_draws_blocks_of_consecutive_requests() -> None:

@@ -61,8 +61,7 @@ def plan(names: dict[str, Any], line: str) -> Any:
     @options.asking(PLAN)
     def card(asked: dict[str, Any]) -> None:
         """The options of ``hetero plan``."""
-        variables = {key: asked[key] for key in ("cluster", "model", "trace")}
-        asked |= {key: names.get(value, value) for key, value in variables.items()}
+        asked |= {key: names.get(asked[key], asked[key]) for key in ("cluster", "model", "trace")}
         cards.append(options.told("plan", hetero.plan, **asked))
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None)

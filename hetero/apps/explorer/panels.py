@@ -33,7 +33,7 @@ def draw(view: View) -> Figure:
     figure = plt.figure(figsize=(10.0, 5.6))
     figure.set_layout_engine("none")
     grid = figure.add_gridspec(
-        2, 6, left=0.06, right=0.985, top=0.855, bottom=0.115, wspace=1.5, hspace=0.5
+        2, 6, left=0.07, right=0.985, top=0.855, bottom=0.115, wspace=1.5, hspace=0.5
     )
     ttft, tpot, load = (figure.add_subplot(grid[0, k : k + 2]) for k in (0, 2, 4))
     queue, cache = (figure.add_subplot(grid[1, k : k + 3]) for k in (0, 3))
@@ -50,7 +50,8 @@ def draw(view: View) -> Figure:
     _over_time(cache, run, samples, 100.0 * samples.kv_use)
     cache.set(ylabel="KV cache in use [%]", ylim=(0, 102))
     handles, labels = queue.get_legend_handles_labels()
-    cache.legend(handles, labels, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4)
+    cache.legend(handles, labels, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=8,
+                 columnspacing=1.0, handlelength=1.3)  # fmt: skip
     figure.text(0.012, 0.95, view.title, fontsize=10.5, fontweight="bold")
     return figure
 

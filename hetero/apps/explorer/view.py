@@ -115,7 +115,7 @@ class View(Shown):
         rows: list[tuple[object, ...]] = [
             ("offered", self.here.offered_rps, None, "requests/s", ""),
             ("throughput", self.here.served_rps, bound, "requests/s", "bound of any router"),
-            ("within all targets", self.here.met_rps, bound, "requests/s", ""),
+            ("within all targets", self.here.met_rps, bound, "requests/s", "of these"),
             ("goodput", self.goodput_rps, bound, "requests/s", _RULE),
         ]
         for name, target_s in (("ttft", self.slo.ttft_s), ("tpot", self.slo.tpot_s)):
@@ -160,7 +160,7 @@ class View(Shown):
         begin_s, end_s = self.metrics.window_s
         notes = [
             f"Counted: the {self.counted.sum():,} of {len(self.counted):,} requests that arrive "
-            f"from {begin_s:.3g} s to {end_s:.3g} s; throughput is of those that finish then.",
+            f"from {begin_s:.3g} s to {end_s:.3g} s; throughput counts those that finish then.",
             *self.plan.notes,
         ]
         needed = _needed(self.plan, self.requests, self.here.offered_rps)

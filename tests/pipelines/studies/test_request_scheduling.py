@@ -3,8 +3,10 @@ import pandas as pd
 import pytest
 
 from hetero import workload
+from hetero.comparison import compare
 from hetero.deployment import Engine
 from hetero.routers import RoundRobin, SingleInstance
+from hetero.simulator import Slo
 from hetero.workload import Trace
 from pipelines.studies import request_scheduling as study
 from pipelines.studies.request_scheduling import GAP, RATE, RATES, TPS
@@ -119,8 +121,11 @@ def test_prompts_that_begin_alike_are_found_in_the_cache():
         10.0 * np.arange(4), [1024] * 4, [8] * 4, prefix_offsets=2 * np.arange(5),
         prefix_ids=[0, 1] * 4, block_tokens=512,
     )  # fmt: skip
-    table = study.compare_caches(study.two_instances(None, engine), same, [SingleInstance(0)], 0)
-    assert list(table["rate"]) == ["1 x recorded", "4 x recorded"]
+    alike = study.two_instances(None, engine)
+    found = compare(
+        alike, SingleInstance(0), same, [0.1, 0.4], [0], slo=Slo(ttft_s=2.0), process="scaled",
+        resample=False,
+    ).frame  # fmt: skip
     # All but the first prompt are there, less the token that every prefill computes.
-    assert table[study.CACHED].between(50, 75).all()
-    assert (table["TTFT < 2 s [%]"] == 100).all()
+    assert found["cached_share"].between(0.5, 0.75).all()
+    assert (found["attainment"] == 1).all()
