@@ -12,6 +12,7 @@ from hetero.planners.rignall.inner import Deviations
 from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.parallelism import READINGS
 from hetero.planners.rignall.search import Objective, Search, Trials
+from hetero.timings import timing
 from pipelines import schema
 from pipelines.studies import island_outer_loop as study
 from pipelines.studies.island_outer_loop import INVENTORIES, Fleets, ends
@@ -59,6 +60,23 @@ def test_trials_of_other_values_of_a_space_have_other_files(models, tmp_path):
     for objective in (Objective(rates), Objective(other), Objective(rates, "aggregated", PRINTED)):
         trials(SPACE, objective, "random", 2, 1)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_searches_are_kept_by_code_and_release(monkeypatch, tmp_path):
+    monkeypatch.setattr(study.paths, "root", lambda: tmp_path)
+    monkeypatch.setattr(study.os, "environ", {})
+    one, same, edited = (study.kept("build", {"search.py": code}) for code in "112")
+    monkeypatch.setattr(study, "version", "{} 99".format)
+    assert len({one, same, edited, study.kept("build", {"search.py": "1"})}) == 3
+    assert study.kept("", {}) is None
+
+
+def test_the_paper_profile_says_how_long_its_searches_take(monkeypatch):
+    one = replace(timing("islands.divider.batch8"), seconds=36.0)
+    monkeypatch.setattr(study, "timing", lambda key: one)
+    section = schema.load(profile="paper").of("island_outer_loop")
+    # In 36 s 12, 24, 48 of 800, 9,600, 10,400; 12 of 3 x 600 in slots, 48 of 2 x 800.
+    assert "24,200 layouts, about 8.7 CPU hours" in study.forecast(section)
 
 
 def test_claims_are_means_over_trials_with_their_interval():
