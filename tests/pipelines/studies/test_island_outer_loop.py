@@ -12,7 +12,6 @@ from hetero.planners.rignall.inner import Deviations
 from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.parallelism import READINGS
 from hetero.planners.rignall.search import Objective, Search, Trials
-from hetero.timings import timing
 from pipelines import schema
 from pipelines.studies import island_outer_loop as study
 from pipelines.studies.island_outer_loop import INVENTORIES, Fleets, ends
@@ -72,11 +71,10 @@ def test_searches_are_kept_by_code_and_release(monkeypatch, tmp_path):
 
 
 def test_the_paper_profile_says_how_long_its_searches_take(monkeypatch):
-    one = replace(timing("islands.divider.batch8"), seconds=36.0)
-    monkeypatch.setattr(study, "timing", lambda key: one)
+    monkeypatch.setattr(study, "LAYOUT_CPU_S", (0.36, 3.6, 36.0))
     section = schema.load(profile="paper").of("island_outer_loop")
-    # In 36 s 12, 24, 48 of 800, 9,600, 10,400; 12 of 3 x 600 in slots, 48 of 2 x 800.
-    assert "24,200 layouts, about 8.7 CPU hours" in study.forecast(section)
+    # 800, 9,600 and 10,400 by the divider at 4, 8 and 16; 1,400 and 2,000 in slots.
+    assert "24,200 layouts, about 23.5 CPU hours" in study.forecast(section)
 
 
 def test_claims_are_means_over_trials_with_their_interval():
