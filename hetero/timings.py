@@ -28,7 +28,7 @@ class Timing:
     Attributes
     ----------
     key
-        What was timed, such as ``"islands.inner.64x40"``.
+        What was timed, such as ``"islands.divider.batch4"``.
     seconds
         The statistic over the repeats [s].
     statistic

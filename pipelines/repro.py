@@ -70,6 +70,10 @@ def _repro(root: Path, lock: int, *, profile: str | None, traces: str | None) ->
         run.check_names(source.notebook_path(source.notebook_of(stage)), stage, params.of(stage))
         run.check_effect(stage, params)
     _say([f"{params.source} traces, {params.profile} profile"])
+    if params.profile == schema.PAPER:
+        from pipelines.studies.island_outer_loop import forecast  # takes seconds to import
+
+        _say([forecast(params.of("island_outer_loop"))])
     progress = Progress()
     environment = {
         # Stages say `python`: it is to be the one that runs this, whatever is activated.

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from itertools import product
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,12 +26,11 @@ from hetero.placement import FlowNetwork, Problem
 from hetero.planners import helix
 from hetero.planners.base import EFFORTS
 from hetero.planners.helix.planner import timing_key
-from hetero.planners.rignall import inner
 from hetero.planners.rignall.direct import Direct
 from hetero.planners.rignall.divider import Divider
-from hetero.planners.rignall.exact import exact
+from hetero.planners.rignall.inner import Deviations
 from hetero.planners.rignall.model import IslandModel
-from hetero.planners.rignall.rates import RateTable
+from hetero.planners.rignall.parallelism import READINGS
 from hetero.planners.rignall.search import Method, Objective, Space, search
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.patterns import polish
@@ -38,18 +38,15 @@ from hetero.planners.thunderserve.phases import PhasePlan, keep, replan
 from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
 from hetero.routers.pipelines import FlowRouter
 from hetero.search.portfolio import planners, portfolio
-from hetero.streams import stream
 from hetero.timings import Timing
-from hetero.workload.synthetic import TruncatedNormal
 from pipelines.bench.measured import Measured, Say, silent, stopwatch
 from pipelines.studies.contest import Match, Rules, case_of
 from pipelines.studies.helix import run_offline
 from pipelines.studies.helix_artifact import placement as published
 from pipelines.studies.helix_artifact import problem
-from pipelines.studies.island_outer_loop import GPUS, INVENTORIES, held
+from pipelines.studies.island_outer_loop import PRICE, held, tabulated
 from pipelines.studies.league import PORTFOLIO
 
-Stock: TypeAlias = Callable[[], tuple[RateTable, Any]]
 _STATISTICS: dict[str, Callable[[list[float]], Any]] = {
     "single": np.median,
     "best": min,
@@ -171,68 +168,31 @@ def _arena() -> Iterator[Timed]:
 SEARCHED = {"B300": 128, "H200": 256}
 """Inventory of Rignall's section 5.3."""
 
-_MANY = ("B300", "B200", "H200", "H800", "H20", "H20-3E", "MI300X", "MI308X")
-
 
 def islands(*, keys: str = "", progress: Say = silent) -> Times:
-    """CPU time of the island planners: inner program, exact layout, searches by batch size."""
+    """CPU time of searches for islands with four batches, three of them proposed by Ax."""
     return timed(_islands(), "islands", keys, "cpu", progress)
 
 
 def _islands() -> Iterator[Timed]:
-    yield Timed("islands.inner.64x40", _split, lambda made: inner.solve(*made), "median", 9)
-    for trace in ("azure2023_code", "azure2023_conv"):
-        for letter, counts in INVENTORIES.items():
-            key = f"islands.exact.{letter}.{trace.removeprefix('azure2023_')}"
-            yield Timed(
-                key,
-                partial(_stock, trace, GPUS, counts, 128),
-                lambda made: exact(*made),
-                "median",
-                3,
-            )
-    many = partial(_stock, "azure2023_conv", _MANY, [250] * 8, [2**k for k in range(1, 8)])
-    yield Timed("islands.exact.2000", many, lambda made: exact(*made))
-    two = partial(_stock, "azure2023_code", tuple(SEARCHED), tuple(SEARCHED.values()), 256)
-    for batch in (4, 8, 16):
-        divider = partial(_searched, two, Divider, "bo", batch)
-        yield Timed(f"islands.divider.batch{batch}", divider, lambda run: run())
-    for skew in (1.0, 5.0):
-        divider = partial(_searched, two, partial(Divider, skew=skew), "bo", 8)
-        yield Timed(f"islands.divider.skew{skew:g}", divider, lambda run: run())
-    methods: tuple[Method, Method] = ("bo", "saasbo")
-    for method in methods:
-        for batch in (4, 16):
-            key = f"islands.direct.{method}.batch{batch}"
-            yield Timed(key, partial(_searched, two, Direct, method, batch), lambda run: run())
-
-
-def _stock(
-    trace: str, gpus: tuple[str, ...], counts: Any, sizes: int | list[int], _: int = 0
-) -> tuple[RateTable, Any]:
-    """Rates of DeepSeek-V3 on a public trace's twin, and the GPUs that there are."""
-    model = IslandModel.of_trace(workload.load(trace), 400)
-    every = range(2, sizes + 1) if isinstance(sizes, int) else sizes
-    rates = model.rates([(gpu, size) for gpu in gpus for size in every])
-    return rates, held(rates, counts)
-
-
-def _split(k: int) -> tuple[RateTable, dict[Any, int]]:
-    """Rates by 40 ranges of inputs, and a random split of 64 islands over six classes."""
-    drawn = TruncatedNormal(500, 2000, 0, 7999)
-    model = IslandModel.of(drawn, 200, limit_tokens=8000, output_tokens=100, max_output_tokens=1000)
-    rates = model.rates([(gpu, size) for gpu in GPUS for size in (16, 32)])
-    counts = stream(k, "bench islands").multinomial(64 - 12, np.full(6, 1 / 6)) + 2
-    return rates, dict(zip(rates.classes, map(int, counts), strict=True))
+    searches: list[tuple[Any, ...]] = [
+        *((f"divider.batch{b}", Divider, "bo", b) for b in (4, 8, 16)),
+        ("divider.skew1", partial(Divider, skew=1.0), "bo", 8),
+        *((f"direct.{m}.batch{b}", Direct, m, b) for m, b in product(("bo", "saasbo"), (4, 16))),
+    ]
+    for name, *how in searches:
+        yield Timed(f"islands.{name}", partial(_searched, *how), lambda run: run())
 
 
 def _searched(
-    stock: Stock, space: Callable[[Any], Space], method: Method, batch: int, _: int
+    space: Callable[[Any], Space], method: Method, batch: int, _: int
 ) -> Callable[[], object]:
-    """A whole search, after a short one that imports and compiles."""
-    rates, inventory = stock()
-    search(Divider(inventory), Objective(rates), "bo", batch=4, iterations=2)
-    return partial(search, space(inventory), Objective(rates), method, batch=batch, iterations=4)
+    """A search with the program that the thesis prints, after a short one that imports."""
+    model = IslandModel.of_trace(workload.load("azure2023_code"), 500, reading=READINGS["thesis"])
+    objective = tabulated(model, tuple(SEARCHED), 256, Deviations(0.1, PRICE))
+    inventory = held(objective.rates, tuple(SEARCHED.values()))
+    search(Divider(inventory), Objective(objective.rates), "bo", batch=4, iterations=2)
+    return partial(search, space(inventory), objective, method, batch=batch, iterations=4)
 
 
 # Phases -----------------------------------------------------------------------------------------

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any, Final
 
 import matplotlib.pyplot as plt
@@ -44,6 +48,38 @@ PRICE: Final = 1000.0
 #: Layouts that a pair is tried on: random ones, the same for every pair.
 LAYOUTS: Final = 12
 PAIR: Final = ("width_tokens", "tau")
+
+#: What the path of a search rests on beside the code of this project.
+RELEASES: Final = ("ax-platform", "botorch", "gpytorch", "jax", "numpyro", "ortools", "torch")
+
+#: CPU time of a layout in divider, direct and SAASBO searches [s] (AMD EPYC, 2026-11-27, Ax 1.3.1).
+LAYOUT_CPU_S: Final = (0.55, 1.3, 4.0)
+
+
+def kept(state: str, code: Mapping[str, str]) -> Path | None:
+    """Folder of searches by this code and these releases; none where ``state`` is empty."""
+    os.environ |= {  # half of the sparse model's time goes into what jax compiles
+        "JAX_COMPILATION_CACHE_DIR": str(paths.root() / "pipelines/build/compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    on = repr((sorted(code.items()), [version(name) for name in RELEASES])).encode()
+    folder = paths.root() / state / hashlib.sha256(on).hexdigest()[:12]
+    if state:
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder if state else None
+
+
+def forecast(section: Mapping[str, Any]) -> str:
+    """How long the searches of the paper profile take, by three that were measured."""
+    few, trials = section["direct_batches"], len(section["few_seeds"])
+    others = 8 * (len(section["skews"]) + len(section["minimums"]) - 2)
+    divider = len(section["seeds"]) * section["iterations"] * (sum(section["batches"]) + others)
+    fleets = 3 * trials * len(section["workloads"]) * section["fleet_iterations"]
+    divider += fleets * max(section["batches"])
+    direct, slots = trials * section["direct_iterations"], few[0] * (len(section["slots"]) - 1)
+    layouts = (divider, direct * sum(few), direct * (sum(few) + slots))
+    hours = sum(n * s for n, s in zip(layouts, LAYOUT_CPU_S, strict=True)) / 3600
+    return f"Searches of islands: {sum(layouts):,} layouts, about {hours:.1f} CPU hours."
 
 
 def tabulated(
@@ -183,11 +219,13 @@ class Fleets:
                         f"published {name} [req/s]": published[trace][k],
                     }
                 plans = self.plans(trace, letter)
-                flow = [Objective(plan.rates)(plan.layout) for plan in plans]
                 load_served = float(np.mean([plan.served_rps for plan in plans]))
-                row["load of the mix carried [req/s]"] = load_served
-                row["share of the largest load carried"] = load_served / proven.served_rps
-                row["largest load of these layouts [req/s]"] = np.mean(flow)
+                largest = np.mean([Objective(plan.rates)(plan.layout) for plan in plans])
+                row |= {
+                    "load of the mix carried [req/s]": load_served,
+                    "share of the largest load carried": load_served / proven.served_rps,
+                    "largest load of these layouts [req/s]": largest,
+                }
             row |= {"largest load [req/s]": proven.served_rps, "bound [req/s]": proven.bound}
             rows.append(row | {"its R_total [req/s]": proven.expected_rps})
         return pd.DataFrame(rows)
@@ -311,18 +349,9 @@ def progress_figure(groups: Mapping[Any, Sequence[Search]], title: str) -> Figur
         runs = np.array([each.trace_rps for each in searches])
         x, mean = np.arange(1, runs.shape[1] + 1), runs.mean(axis=0)
         std = np.array([spread(column) for column in runs.T])
-        axis.fill_between(
-            x, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.15, lw=0, label="range"
-        )
-        axis.fill_between(
-            x,
-            mean - std,
-            mean + std,
-            color=colour,
-            alpha=0.3,
-            lw=0,
-            label="mean \N{PLUS-MINUS SIGN} std",
-        )
+        within = ("mean \N{PLUS-MINUS SIGN} std", mean - std, mean + std, 0.3)
+        for label, low, high, alpha in (("range", runs.min(0), runs.max(0), 0.15), within):
+            axis.fill_between(x, low, high, color=colour, alpha=alpha, lw=0, label=label)
         axis.plot(x, mean, "o-", color=colour, markersize=4, label="mean over trials")
         axis.axhline(top, linestyle=":", color="#444444", linewidth=1, label="best of all trials")
         axis.set(

@@ -22,6 +22,7 @@ import numpy as np
 from ax.adapter.registry import Generators
 from ax.api.client import Client
 from ax.api.configs import RangeParameterConfig
+from ax.core.data import Data, DataRow
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.generation_strategy import GenerationStrategy
 from ax.generation_strategy.generator_spec import GeneratorSpec
@@ -132,11 +133,16 @@ def propose(
     for _ in range(_ASKS):
         seed = int(random.integers(2**31))
         with alone(seed):
-            asked = client(space, model, seed)
+            asked, rows = client(space, model, seed), []
+            experiment = asked._experiment
             for point, value in zip(points, values, strict=True):
                 told = (int(x) if w else float(x) for x, w in zip(point, whole, strict=True))
-                trial = asked.attach_trial(dict(zip(names, told, strict=True)))
-                asked.complete_trial(trial, {"throughput": float(value)})
+                k = asked.attach_trial(dict(zip(names, told, strict=True)))
+                arm = experiment.trials[k].arm.name
+                rows.append(DataRow(k, arm, "throughput", "throughput", float(value), np.nan))
+            experiment.attach_data(Data(rows))  # one by one, each copies all that came before
+            for trial in experiment.trials.values():
+                trial.mark_completed()
             try:
                 trials = asked.get_next_trials(max_trials=count)
             except CandidateGenerationError:  # no start ended within the constraints

@@ -61,6 +61,22 @@ def test_trials_of_other_values_of_a_space_have_other_files(models, tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_searches_are_kept_by_code_and_release(monkeypatch, tmp_path):
+    monkeypatch.setattr(study.paths, "root", lambda: tmp_path)
+    monkeypatch.setattr(study.os, "environ", {})
+    one, same, edited = (study.kept("build", {"search.py": code}) for code in "112")
+    monkeypatch.setattr(study, "version", "{} 99".format)
+    assert len({one, same, edited, study.kept("build", {"search.py": "1"})}) == 3
+    assert study.kept("", {}) is None
+
+
+def test_the_paper_profile_says_how_long_its_searches_take(monkeypatch):
+    monkeypatch.setattr(study, "LAYOUT_CPU_S", (0.36, 3.6, 36.0))
+    section = schema.load(profile="paper").of("island_outer_loop")
+    # 800, 9,600 and 10,400 by the divider at 4, 8 and 16; 1,400 and 2,000 in slots.
+    assert "24,200 layouts, about 23.5 CPU hours" in study.forecast(section)
+
+
 def test_claims_are_means_over_trials_with_their_interval():
     told = study.claim("12a", [1.0, 2.0, 3.0], "fig57_skew", "why")
     assert (told["claim"], told["value"]) == ("rignall-12a", 2.0)

@@ -101,6 +101,10 @@ def test_an_objective_values_layouts_by_its_program(rates: RateTable) -> None:
     assert printed.assignment(layout).form == "aggregated"
     assert Objective(rates)(layout) == pytest.approx(solve(rates, layout).served_rps, rel=1e-3)
     assert printed({IslandClass("gpu0", 8): 1}) == 0.0
+    # SCIP alone would let a millionth of the second island decode, and both prefill.
+    every = LengthRanges(*(np.array([k]) for k in (0, 100, 50)), np.array([1.0]))
+    fast = RateTable(rates.classes[:2], every, [[5.0], [5.0]], [[0.0], [2e4]])
+    assert Objective(fast, "aggregated")(dict.fromkeys(rates.classes[:2], 1)) == pytest.approx(5.0)
     found = search(Divider(INVENTORY), printed, "random", batch=4, iterations=2)
     assert found.best is not None
     assert found.best.expected_rps == found.values_rps.max() < found.best.throughput_rps
@@ -125,7 +129,6 @@ def test_baselines_fill_batches_and_repeat(rates: RateTable, method: str, space:
     assert one.best is not None
     assert one.best.throughput_rps == pytest.approx(one.values_rps.max())
     assert "best so far" in str(one)
-    assert len(one.trials().rows) == 12
 
 
 @needs_bayes
@@ -141,36 +144,22 @@ def test_ax_fills_every_batch_within_the_inventory(rates: RateTable, space: Spac
     assert found.releases == (f"Ax {version('ax-platform')}",) * 2
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("method", ["mutation", "sobol", pytest.param("bo", marks=needs_bayes)])
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_killed_search_resumes_to_the_same_trials(
     rates: RateTable, tmp_path: Path, method: str, after: int
 ) -> None:
     whole = run(rates, method)
-    file = tmp_path / "search.json"
-    batches = 0
-
-    def kill(_: int) -> None:
-        nonlocal batches
-        batches += 1
-        if batches == after:
-            raise Killed
-
-    with pytest.raises(Killed):
-        run(rates, method, state=file, progress=kill)
+    file, left = tmp_path / "search.json", iter(range(after - 1))
+    with pytest.raises(StopIteration):
+        run(rates, method, state=file, progress=lambda _: next(left))
     resumed = run(rates, method, state=file)
     assert np.array_equal(resumed.points, whole.points)
     assert np.array_equal(resumed.values_rps, whole.values_rps)
-    assert str(resumed.trials()) == str(whole.trials())
     assert f"The first {after} batches are those of a search cut off before." in str(resumed)
     assert "cut off" not in str(whole)
     # A finished search is read, a longer one goes on, a shorter one is cut.
-    again = run(rates, method, state=file)
-    assert np.array_equal(again.points, whole.points)
+    assert np.array_equal(run(rates, method, state=file).points, whole.points)
     assert len(run(rates, method, state=file, iterations=2).values_rps) == 8
 
 
@@ -186,14 +175,6 @@ def test_another_release_of_ax_goes_on_and_is_told(
     found = run(rates, "bo", state=file, space=space, batch=2)
     assert np.array_equal(found.points[:4], begun.points)
     assert f"proposed by Ax {version('ax-platform')}, then by Ax 99." in str(found)
-
-
-def test_what_a_file_holds_is_not_solved_again(rates: RateTable, tmp_path: Path) -> None:
-    file = tmp_path / "search.json"
-    run(rates, "sobol", state=file, iterations=2)
-    objective = Objective(rates)
-    search(Divider(INVENTORY), objective, "sobol", batch=4, iterations=3, seed=1, state=file)
-    assert objective.solved <= 4
 
 
 def test_a_search_does_not_take_the_file_of_another(rates: RateTable, tmp_path: Path) -> None:
