@@ -34,16 +34,10 @@ def draw(plan: DayPlan) -> Figure:
         for name in dict.fromkeys(name for one in each for name in one):
             count = np.array([one.get(name, 0) for one in each], np.float64)
             top.stairs(
-                base + count,
-                hours,
-                baseline=base,
-                fill=True,
-                facecolor=gpu_colour(name),
-                edgecolor="white",
-                hatch=None if reserved else "////",
-                linewidth=0.0,
+                base + count, hours, baseline=base, fill=True, facecolor=gpu_colour(name),
+                edgecolor="white", hatch=None if reserved else "////", linewidth=0.0,
                 label=f"{name}, {'all day' if reserved else 'by the hour'}",
-            )
+            )  # fmt: skip
             base = base + count
     title = f"{plan.market.llm.name}: {plan.usd:.2f} $ over {len(rates)} hours"
     top.set(ylabel="GPUs", ylim=(0, base.max() * 1.05), title=title)

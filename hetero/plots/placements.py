@@ -24,14 +24,13 @@ _HALO = withStroke(linewidth=1.4, foreground="white")  # names stay readable on 
 
 def draw(
     flow: Flow,
-    axes: Axes | None = None,
+    axes: Axes,
     *,
     title: str = "",
-    names: bool = True,
     legend: bool = True,
     use: Floats | None = None,
     marked: Mapping[tuple[int, int], str] | None = None,
-) -> Axes:
+) -> None:
     """Nodes as bars over the layers they hold, filled as far as the flow uses them.
 
     Lines between bars are flows, as wide as they are large; a red frame or line is in the smallest
@@ -44,8 +43,6 @@ def draw(
     marked
         Links, from and to, that are red instead of the smallest cut, with a text each.
     """
-    if axes is None:
-        _, axes = plt.subplots(figsize=(8.0, 4.5))
     placement = flow.network.placement
     problem = placement.problem
     lanes = rows(flow)
@@ -87,14 +84,12 @@ def draw(
             lanes[k], stop - start, height, left=start, fill=False, zorder=4,
             edgecolor=_BOTTLENECK if cut[k, k] else "#333333", linewidth=1.6 if cut[k, k] else 0.5,
         )  # fmt: skip
-        if names:
-            # About how many layers a name takes in a row; on narrow bars it stands upright.
-            wide = 0.007 * problem.llm.layers * len(node.name) <= stop - start
-            axes.text(
-                (start + stop) / 2, lanes[k], node.name, ha="center", va="center", fontsize=7,
-                rotation=0 if wide else 90, path_effects=[_HALO],
-                zorder=5, clip_on=True,
-            )  # fmt: skip
+        # About how many layers a name takes in a row; on narrow bars it stands upright.
+        wide = 0.007 * problem.llm.layers * len(node.name) <= stop - start
+        axes.text(
+            (start + stop) / 2, lanes[k], node.name, ha="center", va="center", fontsize=7,
+            rotation=0 if wide else 90, path_effects=[_HALO], zorder=5, clip_on=True,
+        )  # fmt: skip
     kinds = dict.fromkeys(node.kind.gpu for _, node, _ in placement.nodes())
     handles = [Patch(color=gpu_colour(gpu)) for gpu in kinds]
     if legend:
@@ -106,7 +101,6 @@ def draw(
     axes.set_ylim(max(lanes.values()) + 0.6, -0.6)
     axes.grid(visible=False)
     axes.set_title(title or f"{flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
-    return axes
 
 
 def rows(flow: Flow) -> dict[int, int]:
@@ -130,13 +124,11 @@ def rows(flow: Flow) -> dict[int, int]:
     return lanes
 
 
-def draw_network(flow: Flow, axes: Axes | None = None, *, title: str = "") -> Axes:
+def draw_network(flow: Flow, axes: Axes) -> None:
     """The flow network of a few nodes: in and out vertices, flow of capacity on every edge.
 
     Source: Helix, Fig. 2b: flow network of a placement.
     """
-    if axes is None:
-        _, axes = plt.subplots(figsize=(8.0, 3.2))
     placement = flow.network.placement
     problem = placement.problem
     order = sorted(placement.nodes(), key=lambda item: (item[2], item[0]))
@@ -159,7 +151,8 @@ def draw_network(flow: Flow, axes: Axes | None = None, *, title: str = "") -> Ax
         _edge(axes, edge, text, bool(flow.cut[k, k]), flow.node_tokens_per_s[k] > 0)
     for a, b in np.argwhere(flow.network.valid()):
         moved = flow.link_tokens_per_s[a, b]
-        text = f"{moved:,.0f} of {_short(problem.link_tokens_per_s[a, b])}"
+        limit = problem.link_tokens_per_s[a, b]
+        text = f"{moved:,.0f} of " + (f"{limit / 1e6:,.3g} M" if limit >= 1e6 else f"{limit:,.0f}")
         _edge(axes, (at[int(a), 1], at[int(b), 0]), text, bool(flow.cut[a, b]), moved > 0)
     for vertex, (x, y) in at.items():
         axes.text(
@@ -168,12 +161,7 @@ def draw_network(flow: Flow, axes: Axes | None = None, *, title: str = "") -> Ax
         )  # fmt: skip
     axes.set(xlim=(-0.4, 1.4 + 2 * len(starts)), ylim=(-max(lanes.values()) - 0.5, 0.5))
     axes.axis("off")
-    axes.set_title(title or f"Maximum flow {flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
-    return axes
-
-
-def _short(value: float) -> str:
-    return f"{value / 1e6:,.3g} M" if value >= 1e6 else f"{value:,.0f}"
+    axes.set_title(f"Maximum flow {flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
 
 
 def _edge(
