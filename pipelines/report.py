@@ -14,7 +14,6 @@ the tables beside them; ``python -m pipelines.report`` writes them.
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import re
 import sys
@@ -23,13 +22,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.filters import FILTERS
 
 from hetero import paths
 from hetero.display import Column, Table
 from hetero.errors import HeteroError
-from hetero.files import writing
+from hetero.files import parse_yaml, writing
 from pipelines import dependencies, metrics, pages, schema, source
 from pipelines.studies import claims
 from pipelines.studies.answers import answer
@@ -38,6 +38,12 @@ from pipelines.studies.published import PAPERS, manifests
 from pipelines.studies.results import MANIFEST
 
 _ROWS = 7  # of a table of the first screen
+#: Questions of the opening, and the notebooks that answer them.
+_FOUND = {
+    "Does a mixed fleet pay?": ("07_island_outer_loop", "13_arena"),
+    "How true is the simulator?": ("12_fidelity", "16_calibration"),
+}
+_BEST = "13_arena/league.svg"
 _DETAILS = f"{pages.FOLDER}/claims.html"
 #: Of the first screen: title, notebook, table, its columns and their headings, whether the largest
 #: of the last comes first, a sentence.
@@ -83,23 +89,11 @@ def chapters(folder: Path) -> Iterator[dict[str, Any]]:
                 "title": title,
                 "question": question,
                 "answer": answer(notebook, folder),
-                "rests_on": tuple(_rests_on(notebook)),
+                "fingerprint": f"../{dependencies.FOLDER}/{notebook}",
                 "runs": tuple(_runs(folder, found)),
                 "figures": tuple(_side_by_side(folder, found, "figures")),
                 "tables": tuple(_side_by_side(folder, found, "tables")),
             }
-
-
-def _rests_on(notebook: str) -> Iterator[str]:
-    """Folders of modules, and data of the repository, that the stage of a notebook depends on."""
-    seen: set[str] = set()
-    stage = source.section(notebook)
-    for place in map(Path, [*dependencies.modules(stage), *dependencies.data(stage)]):
-        if place.suffix == ".py" and len(place.parts) > 2:
-            place = Path(*place.parts[: min(2, len(place.parts) - 1)])
-        if place.as_posix() not in seen and place.suffix != ".ipynb":
-            seen.add(place.as_posix())
-            yield place.as_posix()
 
 
 def papers(folder: Path, verdicts: claims.Verdicts) -> list[dict[str, Any]]:
@@ -116,21 +110,38 @@ def papers(folder: Path, verdicts: claims.Verdicts) -> list[dict[str, Any]]:
     ]
 
 
+def findings(folder: Path, verdicts: claims.Verdicts) -> Iterator[tuple[str, str]]:
+    """What the results come to: questions, and what the notebooks answer."""
+    held = []
+    for paper, title in PAPERS.items():
+        counts = verdicts.of(paper).counts
+        tests = sum(counts.values()) - counts["not a test"]
+        held.append(f"{title} {counts['reproduced']} of {tests}")
+    yield "Whose claims come out again, of those that test something?", "; ".join(held) + "."
+    for question, notebooks in _FOUND.items():
+        answers = [one.sentence for name in notebooks if (one := answer(name, folder))]
+        if answers:
+            yield question, " ".join(answers)
+
+
 def panels(folder: Path) -> Iterator[dict[str, Any]]:
     """What the first screen shows beside the claims: how near the simulator is, who plans best."""
     for title, notebook, file, columns, ranked, says in _PANELS:
-        for traces in reversed(schema.SOURCES):
-            path = folder / traces / notebook / f"{file}.csv"
-            if path.is_file():
-                head, *body = _cells(path)
-                places = [head.index(name) for name in columns if name in head]
-                if ranked:
-                    body.sort(key=lambda row: -float(row[places[-1]]))
-                shown = (tuple(_number(row[k]) for k in places) for row in body)
-                names = [columns[head[k]] for k in places]
-                rows = list(itertools.islice(shown, _ROWS))
-                yield {"title": title, "head": names, "rows": rows, "says": says}
-                break
+        if name := _first_file(folder, f"{notebook}/{file}.csv"):
+            frame = pd.read_csv(folder / name)
+            shown = frame[[one for one in columns if one in frame]]
+            if ranked:
+                shown = shown.sort_values(shown.columns[-1], ascending=False, kind="stable")
+            few = shown.head(_ROWS).itertuples(index=False)
+            rows = [[Column("").show(cell) for cell in row] for row in few]
+            head = [columns[str(one)] for one in shown]
+            yield {"title": title, "head": head, "rows": rows, "says": says}
+
+
+def _first_file(folder: Path, name: str) -> str:
+    """A file of the real traces where it is there, else of the twins, else nothing."""
+    found = (f"{traces}/{name}" for traces in reversed(schema.SOURCES))
+    return next((one for one in found if (folder / one).is_file()), "")
 
 
 def sweeps(folder: Path) -> Iterator[dict[str, Any]]:
@@ -255,14 +266,6 @@ def _cells(path: Path) -> list[list[str]]:
         return list(csv.reader(stream))
 
 
-def _number(cell: str) -> str:
-    """A cell as a person reads it: four digits where the file has ten."""
-    try:
-        return Column("").show(float(cell) if not cell.lstrip("-").isdigit() else int(cell))
-    except ValueError:
-        return cell
-
-
 def _value(measured: float | str) -> str:
     """A measured value as a person writes it: whole numbers without a decimal point."""
     if isinstance(measured, float) and measured.is_integer():
@@ -295,6 +298,9 @@ def render(folder: Path) -> tuple[str, str]:
     """
     verdicts = claims.verdicts(folder)
     found = list(chapters(folder))
+    cited = parse_yaml(
+        (paths.root() / "CITATION.cff").read_text(encoding="utf-8"), Path("CITATION.cff")
+    )
     environment = _environment()
     shared = {"verdicts": verdicts, "papers": papers(folder, verdicts), "statuses": claims.STATUSES}
     report = environment.get_template("report.html").render(
@@ -306,14 +312,13 @@ def render(folder: Path) -> tuple[str, str]:
             for run in one["runs"]
             for traces in run["pages"]
         ),
-        common=[
-            path
-            for path in (found[0]["rests_on"] if found else ())
-            if all(path in one["rests_on"] for one in found)
-        ],
         coverage=coverage(folder).summary,
         profiles=profiles_table(folder, verdicts),
         panels=panels(folder),
+        findings=list(findings(folder, verdicts)),
+        best=_first_file(folder, _BEST),
+        version=cited["version"],
+        date=cited["date-released"],
         sweeps=list(sweeps(folder)),
         details=_DETAILS,
         drawings=DRAWINGS,

@@ -253,6 +253,6 @@ def mark_bars(axis: Axes, marks: Sequence[Sequence[tuple[float, float]]]) -> Non
     for bars, values in zip(axis.containers, marks, strict=True):
         for bar, pair in zip(bars, values, strict=False):
             for value, marker, size in zip(pair, ("_", "x"), (9, 5), strict=True):
-                at = bar.get_x() + bar.get_width() / 2
-                axis.plot(at, value, marker, color="black", ms=size, mew=1.2)
+                middle = bar.get_x() + bar.get_width() / 2
+                axis.plot(middle, value, marker, color="black", ms=size, mew=1.2)
         axis.bar_label(bars, fmt="{:,.0f}", fontsize=7, padding=5)  # type: ignore[arg-type]

@@ -33,9 +33,8 @@ def draw(plan: Assignment) -> Figure:
         flow = plan.flow_rps(phase)
         share = 100 * flow / np.maximum(flow.sum(axis=0), 1e-12)
         groups = plan.of(phase)
-        order = sorted(range(len(groups)), key=lambda g: (groups[g].island, g))
         base = np.zeros(len(width))
-        for g in order:
+        for g in sorted(range(len(groups)), key=lambda g: (groups[g].island, g)):
             island = groups[g].island
             seen[island.gpu] = None
             axis.bar(
@@ -52,8 +51,8 @@ def draw(plan: Assignment) -> Figure:
         "labels: islands x GPUs of each",
         fontsize=9,
     )
-    patches = [Patch(color=gpu_colour(gpu), label=gpu) for gpu in seen]
-    fig.legend(handles=patches, loc="outside lower center", ncols=len(patches))
+    handles = [Patch(color=gpu_colour(gpu), label=gpu) for gpu in seen]
+    fig.legend(handles=handles, loc="outside lower center", ncols=len(seen))
     return fig
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BOTTLENECK = "#B00020"
+_BOTTLENECK, _BAR = "#B00020", 0.72  # colour, and height of a bar in its row
 _HALO = withStroke(linewidth=1.4, foreground="white")  # names stay readable on any colour
 
 
@@ -44,7 +44,7 @@ def draw(
         Links, from and to, that are red instead of the smallest cut, with a text each.
     """
     placement = flow.network.placement
-    problem = placement.problem
+    layers = placement.problem.llm.layers
     lanes = rows(flow)
     busy = flow.utilisation if use is None else use
     edges, cut = flow.link_tokens_per_s, flow.cut
@@ -53,7 +53,6 @@ def draw(
         cut = np.zeros_like(cut)
         for a, b in marked:
             cut[a, b] = used[a, b] = True
-    height = 0.72
     for a, b in np.argwhere(used).tolist():
         one, other = placement.ranges[a], placement.ranges[b]
         assert one is not None
@@ -75,30 +74,28 @@ def draw(
             )  # fmt: skip
     for k, node, (start, stop) in placement.nodes():
         colour = gpu_colour(node.kind.gpu)
-        low = lanes[k] - height / 2
-        axes.barh(lanes[k], stop - start, height, left=start, color=colour, alpha=0.25, zorder=2)
+        low = lanes[k] - _BAR / 2
+        axes.barh(lanes[k], stop - start, _BAR, left=start, color=colour, alpha=0.25, zorder=2)
         axes.bar(
-            (start + stop) / 2, height * busy[k], stop - start, bottom=low, color=colour, zorder=3
+            (start + stop) / 2, _BAR * busy[k], stop - start, bottom=low, color=colour, zorder=3
         )
         axes.barh(
-            lanes[k], stop - start, height, left=start, fill=False, zorder=4,
+            lanes[k], stop - start, _BAR, left=start, fill=False, zorder=4,
             edgecolor=_BOTTLENECK if cut[k, k] else "#333333", linewidth=1.6 if cut[k, k] else 0.5,
         )  # fmt: skip
         # About how many layers a name takes in a row; on narrow bars it stands upright.
-        wide = 0.007 * problem.llm.layers * len(node.name) <= stop - start
+        wide = 0.007 * layers * len(node.name) <= stop - start
         axes.text(
             (start + stop) / 2, lanes[k], node.name, ha="center", va="center", fontsize=7,
             rotation=0 if wide else 90, path_effects=[_HALO], zorder=5, clip_on=True,
         )  # fmt: skip
-    kinds = dict.fromkeys(node.kind.gpu for _, node, _ in placement.nodes())
-    handles = [Patch(color=gpu_colour(gpu)) for gpu in kinds]
     if legend:
+        kinds = dict.fromkeys(node.kind.gpu for _, node, _ in placement.nodes())
         axes.legend(
-            handles, list(kinds), ncols=len(kinds), fontsize=7,
-            loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
+            [Patch(color=gpu_colour(gpu)) for gpu in kinds], list(kinds), ncols=len(kinds),
+            fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
         )  # fmt: skip
-    axes.set(xlabel="layer", yticks=[], xlim=(0, problem.llm.layers))
-    axes.set_ylim(max(lanes.values()) + 0.6, -0.6)
+    axes.set(xlabel="layer", yticks=[], xlim=(0, layers), ylim=(max(lanes.values()) + 0.6, -0.6))
     axes.grid(visible=False)
     axes.set_title(title or f"{flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
 

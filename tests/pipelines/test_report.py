@@ -210,7 +210,7 @@ def test_every_figure_and_table_stands_with_its_notebook(results: Path) -> None:
     start = text.index('<section id="01_workloads"')
     chapter = text[start : text.index("</section>", start)]
     assert 'href="../notebooks/01_workloads.ipynb"' in chapter
-    assert 'id="code-01_workloads"' in chapter
+    assert 'href="../pipelines/fingerprints/01_workloads"' in chapter
     assert '<figure id="twin/01_workloads/lengths.svg"' in chapter
     assert 'href="twin/01_workloads/quantiles.csv"' in chapter
     assert "40 rows" in chapter
