@@ -14,7 +14,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 from cycler import cycler
 from matplotlib.backend_bases import RendererBase
-from matplotlib.backends.backend_pgf import RendererPgf
+from matplotlib.backends import backend_pgf
 from matplotlib.text import Text
 
 from hetero.errors import require
@@ -161,7 +161,10 @@ def save(figure: Figure, path: Path, *, png: bool = True) -> None:
     measure = RendererBase.get_text_width_height_descent
     with (
         mpl.rc_context({"pdf.fonttype": 42, "pgf.rcfonts": False}),
-        mock.patch.object(RendererPgf, "get_text_width_height_descent", measure),
+        mock.patch.object(backend_pgf.RendererPgf, "get_text_width_height_descent", measure),
+        mock.patch.object(
+            backend_pgf, "_get_image_inclusion_command", return_value="\\includegraphics"
+        ),
     ):
         figure.savefig(path.with_name(path.name + ".pdf"), metadata={"CreationDate": None})
         figure.savefig(path.with_name(path.name + ".pgf"))
@@ -214,7 +217,9 @@ def _fit(figure: Figure, width_in: float) -> None:
         names = [one.get_text() for one in legend.get_texts()]
         across = max(1, int(width_in / (0.45 + 0.056 * max(map(len, names)))))
         figure.legends.remove(legend)
-        figure.legend(legend.legend_handles, names, loc="outside upper center", ncols=across)
+        figure.legend(
+            [*filter(None, legend.legend_handles)], names, loc="outside upper center", ncols=across
+        )
         height_in += 0.17 * -(-len(names) // across)
     figure.set_size_inches(width_in, high_in * down + height_in)
     for text in figure.findobj(Text):

@@ -82,10 +82,8 @@ def generated() -> dict[str, str]:
         "papers.md": papers.page(link),
         "reference/metrics.md": metrics(),
         "reference/gpus.md": gpus(),
-        "reference/faults.md": (paths.root() / "pipelines" / "FAULTS.md").read_text("utf-8"),
-        "reference/parameters.md": (paths.root() / "pipelines" / "PARAMETERS.md").read_text(
-            "utf-8"
-        ),
+        "reference/faults.md": (beside / "FAULTS.md").read_text("utf-8"),
+        "reference/parameters.md": (beside / "PARAMETERS.md").read_text("utf-8"),
         "reference/commands.md": commands(),
         "reference/routing-table.md": routing_table(),
         # The drawings lie beside the pages here, and among them on the site.

@@ -119,8 +119,9 @@ def fronts_figure(
     for axis in lowest:
         axis.set_xlabel("price of the GPUs in use [$/h]")
     if found["cluster"].str.contains(" as ").any():
-        hollow = {"color": "#555555", "markerfacecolor": "white", "linestyle": ""}
-        shown["hollow: one GPU type,\nsame price"] = Line2D([], [], marker="o", **hollow)
+        shown["hollow: one GPU type,\nsame price"] = Line2D(
+            [], [], marker="o", color="#555555", markerfacecolor="white", linestyle=""
+        )
     fig.legend(list(shown.values()), list(shown), loc="outside right upper", fontsize=7.5)
     return fig
 

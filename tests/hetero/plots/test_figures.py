@@ -114,6 +114,7 @@ def test_a_figure_for_print_keeps_its_texts_as_texts_of_seven_points(
         axis.plot([0, 1], [0, k], label=f"series {k % 4} of the figure")
         axis.set_xlabel("a time that is told at length [s]", fontsize=6)
     axes[0, 0].set_ylabel("requests/s")
+    axes[0, 0].imshow([[0.0, 1.0]], aspect="auto")
     figures.shared_legend(figure)
     figures.stamp(figure, "twin traces, default profile, seeds 0-4")
     with figures.paper(width):
