@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -28,14 +27,6 @@ from pipelines.studies.results import MANIFEST
 FOLDER = "pages"
 
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal, in warnings and errors
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One block of a page: ``prose`` and ``html`` are markup, the other kinds are not."""
-
-    kind: str
-    content: str
 
 
 class _Prose(HTMLRenderer):
@@ -86,7 +77,8 @@ def page_of(traces: str, notebook: str) -> str:
     return f"{FOLDER}/{traces}/{notebook}.html"
 
 
-def _parts(executed: Path, folder: str) -> Iterator[Part]:
+def _parts(executed: Path, folder: str) -> Iterator[tuple[str, str]]:
+    """Kind and content of each block: ``prose`` and ``html`` are markup, the others are not."""
     prose = mistune.create_markdown(renderer=_Prose(folder), plugins=["table", "strikethrough"])
     manifest = executed.parent / MANIFEST
     left = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
@@ -94,29 +86,29 @@ def _parts(executed: Path, folder: str) -> Iterator[Part]:
     for cell in source.cells(executed):
         body = source.text(cell).strip()
         if cell.get("cell_type") == "markdown":
-            yield Part("prose", str(prose(body)))
+            yield "prose", str(prose(body))
         elif cell.get("cell_type") == "code" and body:
-            yield Part("code", body)
+            yield "code", body
         outputs = cell.get("outputs")
         for output in outputs if isinstance(outputs, list) else []:
             yield from _shown(output, prose)
             figure = output.get("metadata", {}).get("hetero", {}).get("figure")
             if figure in captions:
-                yield Part("caption", captions[figure])
+                yield "caption", captions[figure]
 
 
-def _shown(output: dict[str, Any], prose: mistune.Markdown) -> Iterator[Part]:
+def _shown(output: dict[str, Any], prose: mistune.Markdown) -> Iterator[tuple[str, str]]:
     data = {kind: _text(value) for kind, value in output.get("data", {}).items()}
     if "text/html" in data:
-        yield Part("html", data["text/html"])
+        yield "html", data["text/html"]
     elif "text/markdown" in data:
-        yield Part("prose", str(prose(data["text/markdown"])))
+        yield "prose", str(prose(data["text/markdown"]))
     elif "image/png" in data:
-        yield Part("png", data["image/png"].strip())
+        yield "png", data["image/png"].strip()
     elif "text/plain" in data:
-        yield Part("text", data["text/plain"])
+        yield "text", data["text/plain"]
     elif "text" in output:
-        yield Part("text", _TERMINAL.sub("", _text(output["text"])))
+        yield "text", _TERMINAL.sub("", _text(output["text"]))
 
 
 def _text(value: object) -> str:

@@ -14,31 +14,36 @@ the tables beside them; ``python -m pipelines.report`` writes them.
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.filters import FILTERS
 
 from hetero import paths
 from hetero.display import Column, Table
 from hetero.errors import HeteroError
-from hetero.files import writing
+from hetero.files import parse_yaml, writing
 from pipelines import dependencies, metrics, pages, schema, source
 from pipelines.studies import claims
-from pipelines.studies.answers import Answer, answer
-from pipelines.studies.coverage import DRAWINGS, Covered, coverage
+from pipelines.studies.answers import answer
+from pipelines.studies.coverage import DRAWINGS, coverage
 from pipelines.studies.published import PAPERS, manifests
 from pipelines.studies.results import MANIFEST
 
 _ROWS = 7  # of a table of the first screen
+#: Questions of the opening, and the notebooks that answer them.
+_FOUND = {
+    "Does a mixed fleet pay?": ("07_island_outer_loop", "13_arena"),
+    "How true is the simulator?": ("12_fidelity", "16_calibration"),
+}
+_BEST = "13_arena/league.svg"
 _DETAILS = f"{pages.FOLDER}/claims.html"
 #: Of the first screen: title, notebook, table, its columns and their headings, whether the largest
 #: of the last comes first, a sentence.
@@ -69,191 +74,85 @@ _PANELS: tuple[tuple[str, str, str, dict[str, str], bool, str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ShownResult:
-    """One figure or table from one source of traces.
-
-    ``shows`` is what the manifest's caption does not name itself.
-    """
-
-    source: str
-    file: str
-    caption: str
-    shows: tuple[str, ...]
-    rows: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A short table of the first screen, and a sentence below it."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    says: str
+def chapters(folder: Path) -> Iterator[dict[str, Any]]:
+    """Everything that each notebook left below ``folder``, twin and real side by side."""
+    for notebook in source.notebooks():
+        found: dict[str, dict[str, Any]] = {
+            traces: json.loads(path.read_text(encoding="utf-8"))
+            for traces in schema.SOURCES
+            if (path := folder / traces / notebook / MANIFEST).is_file()
+        }
+        if found:
+            title, question = introduction(notebook)
+            yield {
+                "notebook": notebook,
+                "title": title,
+                "question": question,
+                "answer": answer(notebook, folder),
+                "fingerprint": f"../{dependencies.FOLDER}/{notebook}",
+                "runs": tuple(_runs(folder, found)),
+                "figures": tuple(_side_by_side(folder, found, "figures")),
+                "tables": tuple(_side_by_side(folder, found, "tables")),
+            }
 
 
-@dataclass(frozen=True, slots=True)
-class SweptOver:
-    """A sweep that is kept beside the results: its figure, its table, what it supports."""
-
-    name: str
-    folder: str
-    says: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NotebookRun:
-    """Provenance of one notebook's results from the sources of traces that share it.
-
-    ``pages`` are those of the executed notebooks by source, relative to the report; empty if one is
-    not there.
-    """
-
-    profile: str
-    seeds: str
-    code: str
-    pages: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A figure, table or algorithm of a paper, and what of ours shows it.
-
-    Attributes
-    ----------
-    pictures
-        Figures of ours, relative to the page, that stand in it.
-    files
-        Tables of ours.
-    drawing
-        Diagram redrawn, relative to the page; empty where there is none.
-    why
-        Why there is nothing.
-    """
-
-    where: str
-    title: str
-    notebook: str
-    pictures: tuple[str, ...]
-    files: tuple[str, ...]
-    drawing: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Paper:
-    """Everything about one paper."""
-
-    key: str
-    title: str
-    verdicts: claims.Verdicts
-    items: tuple[Item, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Chapter:
-    """Everything one notebook left, twin and real side by side."""
-
-    notebook: str
-    title: str
-    question: str
-    answer: Answer | None
-    rests_on: tuple[str, ...]
-    runs: tuple[NotebookRun, ...]
-    figures: tuple[tuple[ShownResult, ...], ...]
-    tables: tuple[tuple[ShownResult, ...], ...]
-
-
-def chapters(folder: Path) -> list[Chapter]:
-    """One chapter per notebook that has results below ``folder``, in reading order."""
-    return [chapter for name in source.notebooks() if (chapter := _chapter(folder, name))]
-
-
-def _chapter(folder: Path, notebook: str) -> Chapter | None:
-    found: dict[str, dict[str, Any]] = {
-        traces: json.loads(path.read_text(encoding="utf-8"))
-        for traces in schema.SOURCES
-        if (path := folder / traces / notebook / MANIFEST).is_file()
-    }
-    if not found:
-        return None
-    title, question = introduction(notebook)
-    return Chapter(
-        notebook,
-        title,
-        question,
-        answer(notebook, folder),
-        tuple(_rests_on(notebook)),
-        tuple(_runs(folder, found)),
-        tuple(_side_by_side(folder, found, "figures")),
-        tuple(_side_by_side(folder, found, "tables")),
-    )
-
-
-def _rests_on(notebook: str) -> Iterator[str]:
-    """Folders of modules, and data of the repository, that the stage of a notebook depends on."""
-    seen: set[str] = set()
-    stage = source.section(notebook)
-    for place in map(Path, [*dependencies.modules(stage), *dependencies.data(stage)]):
-        if place.suffix == ".py" and len(place.parts) > 2:
-            place = Path(*place.parts[: min(2, len(place.parts) - 1)])
-        if place.as_posix() not in seen and place.suffix != ".ipynb":
-            seen.add(place.as_posix())
-            yield place.as_posix()
-
-
-def papers(folder: Path, verdicts: claims.Verdicts) -> list[Paper]:
-    """One entry per paper, in the order in which the ledger has them."""
+def papers(folder: Path, verdicts: claims.Verdicts) -> list[dict[str, Any]]:
+    """One entry per paper, in the order of the ledger: its verdicts, and what shows its figures."""
     covered = coverage(folder)
     return [
-        Paper(
-            paper,
-            title,
-            verdicts.of(paper),
-            tuple(_item(row) for row in covered if row.figure.paper == paper),
-        )
+        {
+            "key": paper,
+            "title": title,
+            "verdicts": verdicts.of(paper),
+            "items": [row for row in covered if row.figure.paper == paper],
+        }
         for paper, title in PAPERS.items()
     ]
 
 
-def _item(row: Covered) -> Item:
-    drawing = next((f"../{file}" for file in row.files if file.startswith(DRAWINGS)), "")
-    own = [quote(file) for file in row.files if not file.startswith(DRAWINGS)]
-    return Item(
-        row.figure.where,
-        row.figure.title,
-        row.figure.notebook if own else "",
-        tuple(file for file in own if file.endswith(".svg")),
-        tuple(file for file in own if not file.endswith(".svg")),
-        drawing,
-        row.why,
-    )
+def findings(folder: Path, verdicts: claims.Verdicts) -> Iterator[tuple[str, str]]:
+    """What the results come to: questions, and what the notebooks answer."""
+    held = []
+    for paper, title in PAPERS.items():
+        counts = verdicts.of(paper).counts
+        tests = sum(counts.values()) - counts["not a test"]
+        held.append(f"{title} {counts['reproduced']} of {tests}")
+    yield "Whose claims come out again, of those that test something?", "; ".join(held) + "."
+    for question, notebooks in _FOUND.items():
+        answers = [one.sentence for name in notebooks if (one := answer(name, folder))]
+        if answers:
+            yield question, " ".join(answers)
 
 
-def panels(folder: Path) -> Iterator[Panel]:
+def panels(folder: Path) -> Iterator[dict[str, Any]]:
     """What the first screen shows beside the claims: how near the simulator is, who plans best."""
     for title, notebook, file, columns, ranked, says in _PANELS:
-        for traces in reversed(schema.SOURCES):
-            path = folder / traces / notebook / f"{file}.csv"
-            if path.is_file():
-                head, *body = _cells(path)
-                places = [head.index(name) for name in columns if name in head]
-                if ranked:
-                    body.sort(key=lambda row: -float(row[places[-1]]))
-                shown = (tuple(_number(row[k]) for k in places) for row in body)
-                few = tuple(itertools.islice(shown, _ROWS))
-                yield Panel(title, tuple(columns[head[k]] for k in places), few, says)
-                break
+        if name := _first_file(folder, f"{notebook}/{file}.csv"):
+            frame = pd.read_csv(folder / name)
+            shown = frame[[one for one in columns if one in frame]]
+            if ranked:
+                shown = shown.sort_values(shown.columns[-1], ascending=False, kind="stable")
+            few = shown.head(_ROWS).itertuples(index=False)
+            rows = [[Column("").show(cell) for cell in row] for row in few]
+            head = [columns[str(one)] for one in shown]
+            yield {"title": title, "head": head, "rows": rows, "says": says}
 
 
-def sweeps(folder: Path) -> Iterator[SweptOver]:
-    """Sweeps of ``pipelines/sweeps`` whose figures lie below ``folder``."""
+def _first_file(folder: Path, name: str) -> str:
+    """A file of the real traces where it is there, else of the twins, else nothing."""
+    found = (f"{traces}/{name}" for traces in reversed(schema.SOURCES))
+    return next((one for one in found if (folder / one).is_file()), "")
+
+
+def sweeps(folder: Path) -> Iterator[dict[str, Any]]:
+    """Sweeps of ``pipelines/sweeps`` whose sentences lie below ``folder``."""
+    from pipelines.sweep import run
+
     for file in sorted((paths.root() / "pipelines" / "sweeps").glob("*.yaml")):
         place = folder / "sweeps" / file.stem
         if (place / "sentences.txt").is_file():
             says = (place / "sentences.txt").read_text(encoding="utf-8").splitlines()
-            yield SweptOver(file.stem, f"sweeps/{quote(file.stem)}", tuple(says))
+            yield {"name": file.stem, "says": says, "stale": run.stale(file, place)}
 
 
 def profiles_table(folder: Path, verdicts: claims.Verdicts) -> Table:
@@ -314,7 +213,8 @@ def plain(text: str) -> str:
     return re.sub(r"(?<!\w)[*_]{1,2}([^*_]+)[*_]{1,2}(?!\w)|`([^`]*)`", r"\1\2", text)
 
 
-def _runs(folder: Path, found: dict[str, dict[str, Any]]) -> Iterator[NotebookRun]:
+def _runs(folder: Path, found: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Provenance of the results, and by source the page of the executed notebook, if any."""
     shared: dict[tuple[str, str, str], dict[str, str]] = {}
     for traces, manifest in found.items():
         notebook = manifest["notebook"]
@@ -322,13 +222,13 @@ def _runs(folder: Path, found: dict[str, dict[str, Any]]) -> Iterator[NotebookRu
         key = (manifest["profile"], seeds, manifest.get("code_sha256", "")[:12])
         executed = (folder / traces / notebook / f"{notebook}.ipynb").is_file()
         shared.setdefault(key, {})[traces] = pages.page_of(traces, notebook) if executed else ""
-    for key, shown in shared.items():
-        yield NotebookRun(*key, shown)
+    for (profile, seeds, code), shown in shared.items():
+        yield {"profile": profile, "seeds": seeds, "code": code, "pages": shown}
 
 
 def _side_by_side(
     folder: Path, found: dict[str, dict[str, Any]], kind: str
-) -> Iterator[tuple[ShownResult, ...]]:
+) -> Iterator[list[dict[str, Any]]]:
     """The same figure of each source together, in the order of the first manifest that has it."""
     names = dict.fromkeys(row["file"] for manifest in found.values() for row in manifest[kind])
     for name in names:
@@ -338,16 +238,16 @@ def _side_by_side(
             for row in manifest[kind]
             if row["file"] == name
         }
-        yield tuple(
-            ShownResult(
-                traces,
-                quote(path.relative_to(folder).as_posix()),
-                row["caption"],
-                tuple(_unnamed(row)),
-                len(_cells(path)) - 1 if kind == "tables" else 0,
-            )
+        yield [
+            {
+                "source": traces,
+                "file": quote(path.relative_to(folder).as_posix()),
+                "caption": row["caption"],
+                "shows": list(_unnamed(row)),
+                "rows": len(_cells(path)) - 1 if kind == "tables" else 0,
+            }
             for path, (traces, row) in rows.items()
-        )
+        ]
 
 
 def _unnamed(row: dict[str, Any]) -> Iterator[str]:
@@ -364,14 +264,6 @@ def _unnamed(row: dict[str, Any]) -> Iterator[str]:
 def _cells(path: Path) -> list[list[str]]:
     with path.open(encoding="utf-8", newline="") as stream:
         return list(csv.reader(stream))
-
-
-def _number(cell: str) -> str:
-    """A cell as a person reads it: four digits where the file has ten."""
-    try:
-        return Column("").show(float(cell) if not cell.lstrip("-").isdigit() else int(cell))
-    except ValueError:
-        return cell
 
 
 def _value(measured: float | str) -> str:
@@ -405,28 +297,31 @@ def render(folder: Path) -> tuple[str, str]:
         If a manifest does not fit the ledger of claims.
     """
     verdicts = claims.verdicts(folder)
-    found = chapters(folder)
+    found = list(chapters(folder))
+    cited = parse_yaml(
+        (paths.root() / "CITATION.cff").read_text(encoding="utf-8"), Path("CITATION.cff")
+    )
     environment = _environment()
     shared = {"verdicts": verdicts, "papers": papers(folder, verdicts), "statuses": claims.STATUSES}
     report = environment.get_template("report.html").render(
         **shared,
         chapters=found,
         rests_on=dict.fromkeys(
-            f"{traces} traces, {run.profile} profile"
+            f"{traces} traces, {run['profile']} profile"
             for one in found
-            for run in one.runs
-            for traces in run.pages
+            for run in one["runs"]
+            for traces in run["pages"]
         ),
-        common=[
-            path
-            for path in (found[0].rests_on if found else ())
-            if all(path in one.rests_on for one in found)
-        ],
         coverage=coverage(folder).summary,
         profiles=profiles_table(folder, verdicts),
         panels=panels(folder),
+        findings=list(findings(folder, verdicts)),
+        best=_first_file(folder, _BEST),
+        version=cited["version"],
+        date=cited["date-released"],
         sweeps=list(sweeps(folder)),
         details=_DETAILS,
+        drawings=DRAWINGS,
         brief=_brief,
     )
     return report, environment.get_template("claims.html").render(

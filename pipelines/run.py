@@ -135,34 +135,35 @@ def check_names(path: Path, stage: str, values: Mapping[str, Any]) -> None:
 
 
 def check_effect(stage: str, params: schema.Params) -> None:
-    """Say which values of a section the profile replaces, and refuse a change to one of them.
+    """Refuse a change to a value that the profile replaces, and say which of a stage it does.
 
-    A change is one against the last commit, as ``dvc exp run -S`` makes it.
+    A change is one against the last commit, as ``dvc exp run -S`` makes it. All sections are
+    looked at, so that an experiment ends before its first stage and not after hours.
     """
-    overlaid, profile = params.overlaid.get(stage, {}), params.profile
-    if not overlaid:
-        return
-    before = _committed(stage)
-    for name, value in overlaid.items():
-        if name in before and before[name] != value:
-            raise ParameterError(
-                f"{profile} profile: {name} is {params.of(stage)[name]}; {stage}.{name}, changed "
-                f"to {value}, has no effect.",
-                resolve=f"set {stage}.{profile}.{name}, or choose another profile.",
-            )
-    log.info(
-        f"{profile} profile: {', '.join(overlaid)} come from {stage}.{profile}; values above it "
-        "have no effect"
-    )
+    profile, before = params.profile, _committed()
+    for section, overlaid in params.overlaid.items():
+        for name, value in overlaid.items():
+            if before.get(section, {}).get(name, value) != value:
+                raise ParameterError(
+                    f"{profile} profile: {name} is {params.of(section)[name]}; {section}.{name}, "
+                    f"changed to {value}, has no effect.",
+                    resolve=f"set {section}.{profile}.{name}, or choose another profile; `git "
+                    "checkout params.yaml` takes the change back.",
+                )
+    if own := params.overlaid.get(stage):
+        log.info(
+            f"{profile} profile: {', '.join(own)} come from {stage}.{profile}; values above it "
+            "have no effect"
+        )
 
 
-def _committed(stage: str) -> Mapping[str, Any]:
-    """The section of a stage as in the last commit; empty where git does not say."""
+def _committed() -> Mapping[str, Any]:
+    """The parameters as in the last commit; empty where git does not say."""
     command = ["git", "-C", str(paths.root()), "show", "HEAD:./params.yaml"]
     try:
         text = subprocess.run(command, capture_output=True, check=True).stdout.decode()
-        return dict(parse_yaml(text, Path("params.yaml of the last commit"))[stage])
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, DataError):
+        return dict(parse_yaml(text, Path("params.yaml of the last commit")))
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError, DataError):
         return {}
 
 

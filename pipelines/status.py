@@ -20,11 +20,15 @@ from pipelines import dependencies, schema, sections
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """State of one stage: ``fresh``, ``stale`` or ``missing``, and the reasons in words."""
+    """State of one stage: ``fresh``, ``stale`` or ``missing``, and the reasons in words.
+
+    ``to_run`` is the command of what the pipeline itself leaves as it is, such as a sweep.
+    """
 
     name: str
     state: str
     why: tuple[str, ...] = ()
+    to_run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +39,12 @@ class Status(Shown):
     profile: str
     stages: tuple[StageState, ...]
 
-    @property
-    def fresh(self) -> bool:
-        """Whether there is nothing to run."""
-        return all(stage.state == "fresh" for stage in self.stages)
-
     def table(self) -> Table:
         """One row per stage: state, why, and the command that mends it."""
         columns = (Column("stage"), Column("state"), Column("why"), Column("to run"))
         rows = []
         for stage in self.stages:
-            command = "" if stage.state == "fresh" else "hetero repro"
+            command = "" if stage.state == "fresh" else stage.to_run or "hetero repro"
             first, *rest = stage.why or ("",)
             rows.append((stage.name, stage.state, first, command))
             rows += [("", "", reason, "") for reason in rest]
@@ -77,7 +76,21 @@ def status() -> Status:
         reasons = list(_reasons(changed.get(key, []), entry, root, params.source))
         stages.append(StageState(name, "stale" if reasons else "fresh", tuple(reasons)))
     stages.append(_report(stages, lock.get("report"), changed.get("report", []), root))
+    stages += _sweeps(root)
     return Status(params.source, params.profile, tuple(stages))
+
+
+def _sweeps(root: Path) -> Iterator[StageState]:
+    """The shipped sweeps that were run: minutes to an hour each, which only their user starts."""
+    from pipelines.sweep import run
+
+    for file in sorted((root / "pipelines" / "sweeps").glob("*.yaml")):
+        folder = root / "results" / "sweeps" / file.stem
+        if (folder / "points.csv").is_file():
+            stale = run.stale(file, folder)
+            why = ("its code, data or parameters changed",) if stale else ()
+            command = f"hetero sweep {file.relative_to(root)}"
+            yield StageState(f"sweep {file.stem}", "stale" if stale else "fresh", why, command)
 
 
 def _dvc_status(root: Path) -> Mapping[str, list[Any]]:

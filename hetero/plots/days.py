@@ -34,22 +34,18 @@ def draw(plan: DayPlan) -> Figure:
         for name in dict.fromkeys(name for one in each for name in one):
             count = np.array([one.get(name, 0) for one in each], np.float64)
             top.stairs(
-                base + count,
-                hours,
-                baseline=base,
-                fill=True,
-                facecolor=gpu_colour(name),
-                edgecolor="white",
-                hatch=None if reserved else "////",
-                linewidth=0.0,
+                base + count, hours, baseline=base, fill=True, facecolor=gpu_colour(name),
+                edgecolor="white", hatch=None if reserved else "////", linewidth=0.0,
                 label=f"{name}, {'all day' if reserved else 'by the hour'}",
-            )
+            )  # fmt: skip
             base = base + count
-    title = f"{plan.market.llm.name}: {plan.usd:.2f} $ over {len(rates)} hours"
-    top.set(ylabel="GPUs", ylim=(0, base.max() * 1.05), title=title)
+    top.set_title(f"{plan.market.llm.name}: {plan.usd:.2f} $ over {len(rates)} hours")
+    top.set(ylabel="GPUs", ylim=(0, base.max() * 1.05))
     top.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
     bottom.stairs(rates, hours, color="#333333", linewidth=1.6, baseline=None)
-    bottom.set(ylabel="load [requests/s]", xlabel="hour", ylim=(0, rates.max() * 1.1))
-    bottom.set(xlim=(0, len(rates)), xticks=hours[:: 3 if len(rates) > 12 else 1])
+    bottom.set(
+        ylabel="load [requests/s]", xlabel="hour", ylim=(0, rates.max() * 1.1),
+        xlim=(0, len(rates)), xticks=hours[:: 3 if len(rates) > 12 else 1],
+    )  # fmt: skip
     figure.align_ylabels()
     return figure

@@ -33,21 +33,14 @@ def draw(plan: Assignment) -> Figure:
         flow = plan.flow_rps(phase)
         share = 100 * flow / np.maximum(flow.sum(axis=0), 1e-12)
         groups = plan.of(phase)
-        order = sorted(range(len(groups)), key=lambda g: (groups[g].island, g))
         base = np.zeros(len(width))
-        for g in order:
+        for g in sorted(range(len(groups)), key=lambda g: (groups[g].island, g)):
             island = groups[g].island
             seen[island.gpu] = None
             axis.bar(
-                ranges.start_tokens,
-                share[g],
-                width=width,
-                align="edge",
-                bottom=base,
-                color=gpu_colour(island.gpu),
-                edgecolor="white",
-                linewidth=0.4,
-            )
+                ranges.start_tokens, share[g], width=width, align="edge", bottom=base,
+                color=gpu_colour(island.gpu), edgecolor="white", linewidth=0.4,
+            )  # fmt: skip
             _name(axis, f"{groups[g].count} x {island.size}", share[g], base, ranges.start_tokens)
             base = base + share[g]
         axis.set(ylabel=f"{phase}\nshare of requests [%]", ylim=(0, 100))
@@ -58,31 +51,20 @@ def draw(plan: Assignment) -> Figure:
         "labels: islands x GPUs of each",
         fontsize=9,
     )
-    patches = [Patch(color=gpu_colour(gpu), label=gpu) for gpu in seen]
-    fig.legend(handles=patches, loc="outside lower center", ncols=len(patches))
+    handles = [Patch(color=gpu_colour(gpu), label=gpu) for gpu in seen]
+    fig.legend(handles=handles, loc="outside lower center", ncols=len(seen))
     return fig
 
 
 def _name(axis: Axes, text: str, share: Floats, base: Floats, start: NDArray[np.int64]) -> None:
     """Label a group where its widest run of full bars is."""
-    full = share > 25.0
-    best, run = (0, 0), 0
-    for k, one in enumerate([*full, False]):
-        if one:
-            run += 1
-        else:
-            best, run = max(best, (run, k - run)), 0
-    length, first = best
-    if length * (start[1] - start[0] if len(start) > 1 else 1) < 0.05 * (start[-1] - start[0]):
+    full = np.flatnonzero(share > 25.0)
+    best = max(np.split(full, np.flatnonzero(np.diff(full) > 1) + 1), key=len)
+    width = start[1] - start[0] if len(start) > 1 else 1
+    if not len(best) or len(best) * width < 0.05 * (start[-1] - start[0]):
         return
-    middle = first + length // 2
+    middle = best[len(best) // 2]
     axis.text(
-        start[middle],
-        base[middle] + share[middle] / 2,
-        text,
-        ha="center",
-        va="center",
-        fontsize=7,
-        color="black",
-        bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
-    )
+        start[middle], base[middle] + share[middle] / 2, text, ha="center", va="center", fontsize=7,
+        color="black", bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
+    )  # fmt: skip

@@ -18,20 +18,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BOTTLENECK = "#B00020"
+_BOTTLENECK, _BAR = "#B00020", 0.72  # colour, and height of a bar in its row
 _HALO = withStroke(linewidth=1.4, foreground="white")  # names stay readable on any colour
 
 
 def draw(
     flow: Flow,
-    axes: Axes | None = None,
+    axes: Axes,
     *,
     title: str = "",
-    names: bool = True,
     legend: bool = True,
     use: Floats | None = None,
     marked: Mapping[tuple[int, int], str] | None = None,
-) -> Axes:
+) -> None:
     """Nodes as bars over the layers they hold, filled as far as the flow uses them.
 
     Lines between bars are flows, as wide as they are large; a red frame or line is in the smallest
@@ -44,10 +43,8 @@ def draw(
     marked
         Links, from and to, that are red instead of the smallest cut, with a text each.
     """
-    if axes is None:
-        _, axes = plt.subplots(figsize=(8.0, 4.5))
     placement = flow.network.placement
-    problem = placement.problem
+    layers = placement.problem.llm.layers
     lanes = rows(flow)
     busy = flow.utilisation if use is None else use
     edges, cut = flow.link_tokens_per_s, flow.cut
@@ -56,7 +53,6 @@ def draw(
         cut = np.zeros_like(cut)
         for a, b in marked:
             cut[a, b] = used[a, b] = True
-    height = 0.72
     for a, b in np.argwhere(used).tolist():
         one, other = placement.ranges[a], placement.ranges[b]
         assert one is not None
@@ -78,35 +74,30 @@ def draw(
             )  # fmt: skip
     for k, node, (start, stop) in placement.nodes():
         colour = gpu_colour(node.kind.gpu)
-        low = lanes[k] - height / 2
-        axes.barh(lanes[k], stop - start, height, left=start, color=colour, alpha=0.25, zorder=2)
+        low = lanes[k] - _BAR / 2
+        axes.barh(lanes[k], stop - start, _BAR, left=start, color=colour, alpha=0.25, zorder=2)
         axes.bar(
-            (start + stop) / 2, height * busy[k], stop - start, bottom=low, color=colour, zorder=3
+            (start + stop) / 2, _BAR * busy[k], stop - start, bottom=low, color=colour, zorder=3
         )
         axes.barh(
-            lanes[k], stop - start, height, left=start, fill=False, zorder=4,
+            lanes[k], stop - start, _BAR, left=start, fill=False, zorder=4,
             edgecolor=_BOTTLENECK if cut[k, k] else "#333333", linewidth=1.6 if cut[k, k] else 0.5,
         )  # fmt: skip
-        if names:
-            # About how many layers a name takes in a row; on narrow bars it stands upright.
-            wide = 0.007 * problem.llm.layers * len(node.name) <= stop - start
-            axes.text(
-                (start + stop) / 2, lanes[k], node.name, ha="center", va="center", fontsize=7,
-                rotation=0 if wide else 90, path_effects=[_HALO],
-                zorder=5, clip_on=True,
-            )  # fmt: skip
-    kinds = dict.fromkeys(node.kind.gpu for _, node, _ in placement.nodes())
-    handles = [Patch(color=gpu_colour(gpu)) for gpu in kinds]
-    if legend:
-        axes.legend(
-            handles, list(kinds), ncols=len(kinds), fontsize=7,
-            loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
+        # About how many layers a name takes in a row; on narrow bars it stands upright.
+        wide = 0.007 * layers * len(node.name) <= stop - start
+        axes.text(
+            (start + stop) / 2, lanes[k], node.name, ha="center", va="center", fontsize=7,
+            rotation=0 if wide else 90, path_effects=[_HALO], zorder=5, clip_on=True,
         )  # fmt: skip
-    axes.set(xlabel="layer", yticks=[], xlim=(0, problem.llm.layers))
-    axes.set_ylim(max(lanes.values()) + 0.6, -0.6)
+    if legend:
+        kinds = dict.fromkeys(node.kind.gpu for _, node, _ in placement.nodes())
+        axes.legend(
+            [Patch(color=gpu_colour(gpu)) for gpu in kinds], list(kinds), ncols=len(kinds),
+            fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
+        )  # fmt: skip
+    axes.set(xlabel="layer", yticks=[], xlim=(0, layers), ylim=(max(lanes.values()) + 0.6, -0.6))
     axes.grid(visible=False)
     axes.set_title(title or f"{flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
-    return axes
 
 
 def rows(flow: Flow) -> dict[int, int]:
@@ -130,13 +121,11 @@ def rows(flow: Flow) -> dict[int, int]:
     return lanes
 
 
-def draw_network(flow: Flow, axes: Axes | None = None, *, title: str = "") -> Axes:
+def draw_network(flow: Flow, axes: Axes) -> None:
     """The flow network of a few nodes: in and out vertices, flow of capacity on every edge.
 
     Source: Helix, Fig. 2b: flow network of a placement.
     """
-    if axes is None:
-        _, axes = plt.subplots(figsize=(8.0, 3.2))
     placement = flow.network.placement
     problem = placement.problem
     order = sorted(placement.nodes(), key=lambda item: (item[2], item[0]))
@@ -159,7 +148,8 @@ def draw_network(flow: Flow, axes: Axes | None = None, *, title: str = "") -> Ax
         _edge(axes, edge, text, bool(flow.cut[k, k]), flow.node_tokens_per_s[k] > 0)
     for a, b in np.argwhere(flow.network.valid()):
         moved = flow.link_tokens_per_s[a, b]
-        text = f"{moved:,.0f} of {_short(problem.link_tokens_per_s[a, b])}"
+        limit = problem.link_tokens_per_s[a, b]
+        text = f"{moved:,.0f} of " + (f"{limit / 1e6:,.3g} M" if limit >= 1e6 else f"{limit:,.0f}")
         _edge(axes, (at[int(a), 1], at[int(b), 0]), text, bool(flow.cut[a, b]), moved > 0)
     for vertex, (x, y) in at.items():
         axes.text(
@@ -168,12 +158,7 @@ def draw_network(flow: Flow, axes: Axes | None = None, *, title: str = "") -> Ax
         )  # fmt: skip
     axes.set(xlim=(-0.4, 1.4 + 2 * len(starts)), ylim=(-max(lanes.values()) - 0.5, 0.5))
     axes.axis("off")
-    axes.set_title(title or f"Maximum flow {flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
-    return axes
-
-
-def _short(value: float) -> str:
-    return f"{value / 1e6:,.3g} M" if value >= 1e6 else f"{value:,.0f}"
+    axes.set_title(f"Maximum flow {flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
 
 
 def _edge(

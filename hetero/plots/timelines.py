@@ -20,26 +20,22 @@ POINTS = 240
 def draw(folder: Path, runs: Sequence[tuple[str, Run]], about: str) -> list[Path]:
     """Write one figure per router and one of all; returns the paths without their endings."""
     figures.use_style()
-    written = []
-    try:
-        for name, run in runs:
-            written.append(folder / f"timeline_{name.lower().replace(' ', '_')}")
-            _save(timeline_figure(name, run), written[-1], about)
-        written.append(folder / "ttft")
-        _save(first_tokens_figure(runs), written[-1], about)
-    except OSError as error:
-        raise DataError(
-            f"The figures cannot be written ({error}).",
-            path=folder,
-            resolve="choose a folder that may be written to.",
-        ) from error
-    return written
-
-
-def _save(figure: Figure, path: Path, about: str) -> None:
-    figures.stamp(figure, about)
-    figures.save(figure, path)
-    figures.close(figure)
+    pictures = {
+        folder / f"timeline_{name.lower().replace(' ', '_')}": timeline_figure(name, run)
+        for name, run in runs
+    } | {folder / "ttft": first_tokens_figure(runs)}
+    for path, figure in pictures.items():
+        figures.stamp(figure, about)
+        try:
+            figures.save(figure, path)
+        except OSError as error:
+            raise DataError(
+                f"The figures cannot be written ({error}).",
+                path=folder,
+                resolve="choose a folder that may be written to.",
+            ) from error
+        figures.close(figure)
+    return list(pictures)
 
 
 def timeline_figure(name: str, run: Run) -> Figure:
@@ -57,26 +53,15 @@ def timeline_figure(name: str, run: Run) -> Figure:
         (100 * samples.kv_use, "KV cache in use [%]"),
         (100 * spent_s / step_s, "time in steps [%]"),
     )
-    labelled: set[str] = set()
-    for k, replica in enumerate(run.deployment.replicas):
-        gpu = replica.gpu.name if replica.gpu else replica.name
-        label = None if gpu in labelled else gpu
-        labelled.add(gpu)
-        for axis, (values, _) in zip(axes, panels, strict=True):
-            axis.plot(
-                samples.time_s,
-                values[:, k],
-                color=figures.gpu_colour(gpu),
-                linewidth=0.9,
-                alpha=0.8,
-                label=label,
-            )
-    for axis, (_, text) in zip(axes, panels, strict=True):
-        axis.set_ylabel(text)
-        axis.set_ylim(bottom=0)
+    for axis, (values, text) in zip(axes, panels, strict=True):
+        for k, replica in enumerate(run.deployment.replicas):
+            gpu = replica.gpu.name if replica.gpu else replica.name
+            style = {"color": figures.gpu_colour(gpu), "linewidth": 0.9, "alpha": 0.8}
+            axis.plot(samples.time_s, values[:, k], label=gpu, **style)
+        axis.set(ylabel=text, ylim=(0, None))
     axes[0].set_title(name)
     axes[-1].set_xlabel("time [s]")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=4)
+    figures.shared_legend(figure, "outside upper right", ncols=4)
     return figure
 
 

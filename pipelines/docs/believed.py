@@ -1,22 +1,26 @@
-"""What the simulator can be believed about, as the README has it.
+"""What README takes from results: what the simulator can be believed about, what sweeps found.
 
-``python -m pipelines.docs.believed`` writes it there. One row per GPU that others measured vLLM on.
-Errors are medians over the runs of ``data/measured`` of the absolute difference between simulation
-and measurement, with the tables that a user gets, and with every measurement of that GPU left out
-of all fits.
+``python -m pipelines.docs.believed`` writes both there. The table has a row per GPU that others
+measured vLLM on. Errors are medians over the runs of ``data/measured`` of the absolute difference
+between simulation and measurement, with the tables that a user gets, and with every measurement of
+that GPU left out of all fits.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import textwrap
+from functools import partial
 from typing import TypeAlias
+
+import pandas as pd
 
 from hetero import paths
 from hetero.files import writing
 from pipelines.studies import calibration, servers
 
-BEGIN, END = "<!-- believed: begin -->", "<!-- believed: end -->"
+MARKS = "<!-- {}: begin -->", "<!-- {}: end -->"
 _TABLES = {"dense": "servers", "experts": "expert_servers"}
 _QUANTITIES = ("throughput", "TPOT", "TTFT")
 
@@ -41,10 +45,9 @@ def errors() -> dict[Place, dict[str, float]]:
 
 
 def markdown() -> str:
-    """The table and what the claims came to, between the marks that the README has."""
+    """The table, and what the claims came to."""
     found = errors()
     lines = [
-        BEGIN,
         "",
         "| on real vLLM servers | runs | throughput | TPOT | TTFT | throughput, GPU left out | "
         "TPOT, GPU left out |",
@@ -70,22 +73,69 @@ def markdown() -> str:
         f"{claims['direction only']} in direction only, {claims['undecided']} undecided, "
         f"{claims['not reproduced']} not,",
         f"{claims['not attempted']} not attempted.",
-        END,
     ]
     return "\n".join(lines) + "\n"
+
+
+def sweeps() -> str:
+    """A sentence per sweep that ships with its results."""
+
+    def change(name: str, measure: str, value: object, ends: bool = False) -> str:
+        frame = pd.read_csv(paths.results() / "sweeps" / name / "effects.csv")
+        rows = frame[frame["measure"].str.contains(measure) & (frame["value"] == value)]
+        ((mean, *between),) = rows[["change", "change low", "change high"]].to_numpy()
+        low, high = sorted(map(abs, between))
+        told = f"{abs(mean):.0f} % {'more' if mean > 0 else 'less'}"
+        return f"{told} ({low:.0f} to {high:.0f})" if ends else told
+
+    skew = pd.read_csv(paths.results() / "sweeps" / "skew" / "effects.csv")
+    last = skew.loc[skew["measure"].str.startswith("last"), ["change low", "change high"]]
+    fleet, errs = "current-small-12 as {} Qwen2.5-14B", partial(change, "prediction")
+    said = {
+        "theta": "weighs KV caches in use in Algorithm 2 of Xiong et al.; 8 in place of 0 gives a "
+        f"queue (all requests sent at once) {change('theta', 'NVLink, all', 8)} throughput with "
+        f"NVLink and {change('theta', 'PCIe, all', 8)} by PCIe.",
+        "prediction": "of output lengths: errors of 1 in the logarithm give Algorithm 2 "
+        f"{errs('2, all', 1)} throughput of a queue and our router {errs('hetero, all', 1)}; of 2, "
+        f"{errs('2, all', 2)} and {errs('hetero, all', 2)}; at 24 requests/s "
+        f"{errs('2, 24', 2)} and {errs('hetero, 24', 2)}.",
+        "mix": "of H100 and L40S for the same money: 6 H100 with 3 L40S carry "
+        f"{change('mix', 'goodput .requ', fleet.format('6 H100-SXM, 3 L40S'), True)} than 4 with "
+        f"8, 16 L40S {change('mix', 'goodput .requ', fleet.format('16 L40S'))}.",
+        "bins": "of input lengths, K in HeteroServe: nothing comes of K in the rule as printed; "
+        "where long prompts go to H100 alone, 2 in place of 4 gives "
+        f"{change('bins', 'variant.*throughput', 2, True)} throughput.",
+        "skew": "of the first division of GPUs into islands changes what a search ends with by at "
+        f"most {math.ceil(last.abs().max().max())} %.",
+    }
+    return "".join(
+        textwrap.fill(
+            f"- [{name}](results/sweeps/{name}/effects.svg) {text}", 118, subsequent_indent="  "
+        )
+        + "\n"
+        for name, text in said.items()
+    )
 
 
 def _percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.0f} %"
 
 
+def readme() -> str:
+    """The README with both put between their marks."""
+    text = (paths.root() / "README.md").read_text(encoding="utf-8")
+    for name, own in (("believed", markdown()), ("sweeps", sweeps())):
+        begin, end = (mark.format(name) for mark in MARKS)
+        before, _, rest = text.partition(f"{begin}\n")
+        text = f"{before}{begin}\n{own}{end}{rest.partition(end)[2]}"
+    return text
+
+
 def main() -> None:
-    """Put the table into the README."""
-    path = paths.root() / "README.md"
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(f"{END}\n")
-    with writing(path, force=True) as part:
-        part.write_text(before + markdown() + after, encoding="utf-8")
+    """Put both into the README."""
+    text = readme()
+    with writing(paths.root() / "README.md", force=True) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

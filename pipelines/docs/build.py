@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import shutil
@@ -70,7 +71,7 @@ def build(output: Path | None = None, *, builder: str = "html") -> Path:
 
 def generated() -> dict[str, str]:
     """Text of every page that is made from code, by its path."""
-    described = api()
+    described, beside = api(), paths.root() / "pipelines"
 
     def link(file: str) -> str:
         """The page of a module, none where it has none; the site is without the checkout."""
@@ -81,8 +82,8 @@ def generated() -> dict[str, str]:
         "papers.md": papers.page(link),
         "reference/metrics.md": metrics(),
         "reference/gpus.md": gpus(),
-        "reference/faults.md": copied("FAULTS.md"),
-        "reference/parameters.md": copied("PARAMETERS.md"),
+        "reference/faults.md": (beside / "FAULTS.md").read_text("utf-8"),
+        "reference/parameters.md": (beside / "PARAMETERS.md").read_text("utf-8"),
         "reference/commands.md": commands(),
         "reference/routing-table.md": routing_table(),
         # The drawings lie beside the pages here, and among them on the site.
@@ -115,11 +116,6 @@ def gpus() -> str:
     )
 
 
-def copied(name: str) -> str:
-    """A page that lies beside the pipeline."""
-    return (paths.root() / "pipelines" / name).read_text(encoding="utf-8")
-
-
 def commands() -> str:
     """Every command with its first sentence and its options."""
     from hetero.apps import cli
@@ -141,45 +137,27 @@ def commands() -> str:
 
 
 def routing_table() -> str:
-    """Fields of a routing table, from the schema that the exporter writes by."""
+    """The JSON schema that the exporter writes by, with the meaning of every field."""
     from hetero.apps.export import routing
 
-    schema = routing.schema()
-    lines = ["# Routing table", "", _paragraph(routing.__doc__), ""]
-    for name, part in [("RoutingTable", schema), *schema["$defs"].items()]:
-        lines += [f"## {name}", "", _paragraph(part.get("description")), ""]
-        lines += ["| field | type | meaning |", "| --- | --- | --- |"]
-        required = part.get("required", [])
-        for field, form in part["properties"].items():
-            must = "" if field in required else " (may be left out)"
-            said = form.get("description", "")
-            lines.append(f"| `{field}` | {_type(form)}{must} | {said} |")
-        lines.append("")
-    return "\n".join(lines)
+    schema = json.dumps(routing.schema(), indent=1)
+    about = inspect.cleandoc(routing.__doc__ or "").split("\n\n")[0]
+    return f"# Routing table\n\n{about}\n\n```json\n{schema}\n```\n"
 
 
 def api() -> dict[str, str]:
-    """A page per package or module of the library, and their list."""
-    pages = {}
+    """A page per module of the library, and their list; pages themselves are in no menu."""
     found = (one.name for one in pkgutil.walk_packages(hetero.__path__, "hetero."))
     public = (name for name in found if not name.startswith(_HIDDEN) and "._" not in name)
-    names = ["hetero", *sorted(filter(_documented, public))]
-    for name in names:
-        pages[f"api/{name}.md"] = "\n".join(
-            [
-                f"# {name}",
-                "",
-                "```{eval-rst}",
-                f".. automodule:: {name}",
-                "   :members:",
-                "   :member-order: bysource",
-                "```",
-                "",
-            ]
+    pages, lines = {}, ["# All modules", "", "From the docstrings of the library.", ""]
+    for name in ["hetero", *sorted(filter(_documented, public))]:
+        pages[f"api/{name}.md"] = (
+            f"---\norphan: true\n---\n# {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n"
+            "   :members:\n   :member-order: bysource\n```\n"
         )
-    lines = ["# API", "", "From the docstrings of the library.", "", "```{toctree}", ":maxdepth: 1"]
-    pages["api/index.md"] = "\n".join([*lines, "", *names, "```", ""])
-    return pages
+        about = (importlib.import_module(name).__doc__ or "").partition("\n")[0]
+        lines.append(f"- [`{name}`]({name}.md): {about}")
+    return pages | {"api/index.md": "\n".join([*lines, ""])}
 
 
 def _documented(name: str) -> bool:
@@ -219,29 +197,6 @@ def _help(command: Any) -> list[str]:
 def _escaped(text: str) -> str:
     """Text of a help message as Markdown: brackets and stars as they are."""
     return re.sub(r"([\[\]*<>])", r"\\\1", text)
-
-
-def _paragraph(text: str | None) -> str:
-    first = re.sub(r":\w+:`([^`]*)`", r"`\1`", inspect.cleandoc(text or "").split("\n\n")[0])
-    return " ".join(first.replace("``", "`").split())
-
-
-def _type(form: dict[str, object]) -> str:
-    options = form.get("anyOf")
-    if isinstance(options, list):
-        return " or ".join(_type(one) for one in options)
-    if "$ref" in form:
-        return str(form["$ref"]).rpartition("/")[2]
-    if form.get("type") == "array":
-        items = form.get("items")
-        return f"list of {_type(items)}" if isinstance(items, dict) else "list"
-    if "const" in form:
-        return f"`{form['const']}`"
-    if "enum" in form:
-        allowed = form["enum"]
-        assert isinstance(allowed, list)
-        return " or ".join(f"`{one}`" for one in allowed)
-    return str(form.get("type", "any"))
 
 
 def main() -> None:

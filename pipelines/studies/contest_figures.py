@@ -72,6 +72,9 @@ def winners_figure(table: pd.DataFrame, labels: Mapping[str, str] | None = None)
     for i in range(1, rows):
         if clusters[i] != clusters[i - 1]:
             axis.axhline(i, color="#555555", linewidth=0.9)
+    axis.set_title(
+        "goodput [% of the best single planner]; framed: within 2 % of it; -: no plan", fontsize=8
+    )
     return fig
 
 
@@ -115,6 +118,10 @@ def fronts_figure(
         axis.set_ylabel("goodput [requests/s]")
     for axis in lowest:
         axis.set_xlabel("price of the GPUs in use [$/h]")
+    if found["cluster"].str.contains(" as ").any():
+        shown["hollow: one GPU type,\nsame price"] = Line2D(
+            [], [], marker="o", color="#555555", markerfacecolor="white", linestyle=""
+        )
     fig.legend(list(shown.values()), list(shown), loc="outside right upper", fontsize=7.5)
     return fig
 
@@ -123,11 +130,13 @@ def bars_figure(
     table: pd.DataFrame,
     cases: Sequence[tuple[str, str, str]],
     labels: Mapping[str, str] | None = None,
+    *,
+    intervals: bool = True,
 ) -> Figure:
-    """Goodput of every planner with its 95 % interval over seeds, one panel per case.
+    """Goodput of every planner, and its 95 % interval over seeds if asked for, a panel per case.
 
     A line stands at the bound where it is within the panel, a cross where a planner
-    has no plan.
+    has no plan. Two seeds make an interval that says nothing, from 0 to above the bound.
     """
     import seaborn as sns
 
@@ -141,10 +150,11 @@ def bars_figure(
         mean = here[GOODPUT]
         low, high = (here[f"goodput, {end} [requests/s]"] for end in ("low", "high"))
         sns.barplot(x=mean, y=names, hue=names, palette=colour, saturation=1, width=0.72, ax=axis)
-        axis.errorbar(
-            mean, names, xerr=[mean - low.clip(lower=0), high - mean], fmt="none", ecolor="#444444",
-            elinewidth=0.9,
-        )  # fmt: skip
+        if intervals:
+            axis.errorbar(
+                mean, names, xerr=[mean - low.clip(lower=0), high - mean], fmt="none",
+                ecolor="#444444", elinewidth=0.9,
+            )  # fmt: skip
         for name in mean.index[mean.isna()]:
             axis.plot(0.02, name, "x", color="#999999", transform=axis.get_yaxis_transform())
         limit = here["bound [requests/s]"].max()

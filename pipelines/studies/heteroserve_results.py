@@ -217,10 +217,10 @@ def parameters_figure(rows: pd.DataFrame) -> Figure:
     """What delta, Q_max, lambda and K change, a panel each (4.5), with the two values printed."""
     fig, axes = plt.subplots(1, 4, figsize=(12, 3.4))
     panels = (
-        ("delta", hs.P99, "safety margin delta", hs.P99),
-        ("Q_max", hs.PASSED, "queue limit Q_max [requests]", "requests not on an H100 [%]"),
-        ("lambda", hs.COV, "dampening lambda", "CoV of the device load [%]"),
-        ("K, long to H100", SLO, "length bins K, long to H100", SLO),
+        ("delta", hs.P99, "safety margin δ", hs.P99),
+        ("Q_max", hs.PASSED, "queue limit $Q_{max}$ [requests]", "requests not on an H100 [%]"),
+        ("lambda", hs.COV, "dampening λ", "CoV of the device load [%]"),
+        ("K, long to H100", SLO, "length bins K (long to H100)", SLO),
     )
     for axis, (name, metric, label, ylabel) in zip(axes, panels, strict=True):
         here = rows[rows["swept"] == name]

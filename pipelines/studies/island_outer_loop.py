@@ -359,7 +359,7 @@ def progress_figure(groups: Mapping[Any, Sequence[Search]], title: str) -> Figur
             xlabel="iteration",
         )
         axis.set_xticks(x[:: 1 + len(x) // 8])
-    axes[0, 0].set_ylabel("best R_total [requests/s]")
+    axes[0, 0].set_ylabel("best $R_{total}$ [requests/s]")
     figures.shared_legend(fig)
     return fig
 
@@ -431,19 +431,21 @@ def scan_figure(rows: pd.DataFrame) -> Figure:
             x, y = one["width_tokens"], one["r_total_rps"]
             axis.plot(x, y, "o-", markersize=4, label=f"({letter})", color=color)
             axis.axhline(value, linestyle="--", linewidth=1, color=color)
-        axis.set(title=f"Azure {trace}", ylabel="best R_total [requests/s]", yscale="log")
+        axis.plot([], [], "--", linewidth=1, color="#444444", label="in the thesis")
+        axis.plot([], [], ":", linewidth=1, color="#444444", label="W taken here")
+        axis.set(title=f"Azure {trace}", ylabel="best $R_{total}$ [requests/s]", yscale="log")
         axis.set(ylim=(8, 500), yticks=(20, 50, 100, 200, 400))
         axis.set_yticklabels(("20", "50", "100", "200", "400"))
-        axis.legend(title="inventory", loc="lower right")
+        axis.legend(title="inventory", loc="lower right", fontsize=7)
     missed = misses_frame(rows).xs(tau, level="tau")
     for trace in PUBLISHED:
         axes[2].plot(missed.index, missed[trace], ".-", label=trace)
-    axes[2].set(title="miss", ylabel="rms error of R_total and D_total")
+    axes[2].set(title="distance to the thesis", ylabel="rms error of $R_{total}$ and $D_{total}$")
     axes[2].set_ylim(0, 1.3 * missed.to_numpy().max())
     axes[2].legend(ncols=2, loc="upper center")
     for axis in axes:
         axis.axvline(width, color="#444444", linestyle=":", linewidth=1)
-        axis.set(xlabel="W [tokens]", xscale="log")
+        axis.set(xlabel="width W of a range [tokens]", xscale="log")
         axis.set_xticks(WIDTHS, [str(w) for w in WIDTHS], rotation=45)
         axis.minorticks_off()
     return fig

@@ -14,6 +14,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -47,6 +48,10 @@ GAP: Final = "gap of completion [s]"
 #: The model on two machines (section 5.3).
 LARGER: Final = "DeepSeek-R1-Distill-Qwen-14B"
 _GAIN: Final = "OS over RR at 24 req/s [%]"
+_LONG_NAMES: Final = {
+    "RR": "round robin (RR)", "SI": "single instance (SI)", "MB": "memory based (MB)",
+    "OS": "Algorithm 2 (OS)", "WRR": "weighted round robin (WRR)",
+}  # fmt: skip
 _COLOURS: Final = dict.fromkeys(("RR", "SI", "MB", "WRR"), CYCLE[0]) | {
     "OS": CYCLE[4], "OS, ties least": "#F0A884", "hetero": CYCLE[2]
 }  # fmt: skip
@@ -315,19 +320,23 @@ def throughput_figure(frame: pd.DataFrame, bench: Workbench) -> Figure:
             pick(rows, engine="chunked"), **bars, errorbar=None, linestyle="none", marker="D",
             color="white", markeredgecolor="#222222", markeredgewidth=1.0, markersize=3.6, ax=axis,
         )  # fmt: skip
+        axis.set_yticks(range(len(names)), [_LONG_NAMES.get(one, one) for one in names])
         if np.isfinite(limit := bench.offered_tps(rate) / 1e3):
             axis.axvline(limit, color="#777777", linewidth=0.9, linestyle=":")
 
     count = frame["link"].nunique()
     fig = _panels(frame, 0.9 + 0.23 * len(names) * count + 0.45 * count, draw)
     for axis in fig.axes[-frame[RATE].nunique() :]:
-        axis.set_xlabel("[1,000 tokens/s]")
+        axis.set_xlabel("throughput [1,000 tokens/s]")
         axis.set_xlim(left=0)
     handles = [
         Line2D([], [], marker="D", linestyle="", color="white", markeredgecolor="#222222"),
         Line2D([], [], color="#777777", linewidth=0.9, linestyle=":"),
+        *(Patch(color=_COLOURS.get(one, "#9A9A9A")) for one in ("RR", "OS", "", "hetero")),
     ]
-    fig.legend(handles, ["chunked prefill", "offered load"], loc="outside upper right", ncols=2)
+    told = ("Xiong et al.", "their Algorithm 2", "common dispatchers", "this project's router")
+    names = ["chunked prefill", "offered load", *told]
+    fig.legend(handles, names, loc="outside upper right", ncols=3)
     return fig
 
 

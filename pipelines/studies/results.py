@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,8 +70,17 @@ class ResultFolder:
     _claims: list[dict[str, object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        from IPython.core.getipython import get_ipython
+
         from hetero.plots import figures
 
+        shell = get_ipython()
+        for name, value in (shell.user_ns if shell else {}).items():
+            require(
+                not (name[0] != "_" and isinstance(value, str) and re.fullmatch(r"\[.*\]", value)),
+                f"Parameter '{name}' is the text {value!r} and no list.",
+                resolve=f"write `papermill ... -y '{{{name}: {value}}}'`: its -p gives texts.",
+            )
         figures.use_style()
         self._in_lab()
 
@@ -96,9 +106,11 @@ class ResultFolder:
     @property
     def provenance(self) -> str:
         """One line that says which traces, profile and seeds a result rests on."""
+        return self._provenance(list(self.seeds))
+
+    def _provenance(self, seeds: list[int]) -> str:
         parts = [self.rests_on or f"{self.source} traces", f"{self.profile} profile"]
-        if self.seeds:
-            seeds = list(self.seeds)
+        if seeds:
             run = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
             text = f"{seeds[0]}-{seeds[-1]}" if run else ", ".join(map(str, seeds))
             parts.append(f"seed{'s' if len(seeds) > 1 else ''} {text}")
@@ -113,7 +125,15 @@ class ResultFolder:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def figure(self, figure: Figure, name: str, *, shows: Sequence[str] = (), caption: str) -> None:
+    def figure(
+        self,
+        figure: Figure,
+        name: str,
+        *,
+        shows: Sequence[str] = (),
+        seeds: Sequence[int] | None = None,
+        caption: str,
+    ) -> None:
         """Save a figure as SVG with its provenance printed below, show it, and close it.
 
         In the smoke profile it has to be readable, see :mod:`pipelines.figure_checks`. Once saved,
@@ -123,6 +143,8 @@ class ResultFolder:
         ----------
         shows
             Rows of ``data/published/figures.csv`` it regenerates, as ``"helix/Fig. 5"``.
+        seeds
+            Those that it rests on, where they are not all of the notebook.
         caption
             One sentence that says what is to be seen and which reading was taken.
         """
@@ -131,7 +153,7 @@ class ResultFolder:
 
         from hetero.plots import figures
 
-        figures.stamp(figure, self.provenance)
+        figures.stamp(figure, self._provenance(list(self.seeds if seeds is None else seeds)))
         if self.profile == "smoke":  # other profiles take long, and draw what a user asks for
             figure_checks.hold(figure, f"{self.notebook}/{name}")
         if self.folder is not None:

@@ -213,7 +213,10 @@ def convergence_figure(curves: Mapping[tuple[str, int], Floats]) -> Figure:
             recorded = recorded_s(f"phases.tabu.{size}")
             ours = "" if recorded is None else f"{recorded:.1f} s here, "
             label = f"{size} GPUs: {ours}{PRINTED_TABU_S[size]} s printed"
-            figures.mean_and_range(range(best.shape[1]), best, axis, color=colour, label=label)
+            sns.lineplot(
+                x=np.tile(range(best.shape[1]), len(best)), y=best.ravel(), color=colour,
+                label=label, errorbar=("pi", 100), err_kws={"linewidth": 0, "alpha": 0.2}, ax=axis,
+            )  # fmt: skip
         axis.set(ylim=(-5, 105), xlim=(0, None))
         axis.set_xscale("symlog", linthresh=1)  # most of it happens in the first steps
         axis.xaxis.set_major_formatter("{x:g}")

@@ -144,6 +144,12 @@ def jobs_of(
     return list(jobs.values())
 
 
+def stale(file: Path, folder: Path) -> bool:
+    """Whether the code, data or parameters of a sweep changed since its points in ``folder``."""
+    ran = set(pd.read_csv(folder / "points.csv", usecols=["point"])["point"])
+    return ran != {job.key for job in jobs(spec.read(file), folder)}
+
+
 def _notebook_and_digest(found: spec.Sweep) -> tuple[Path, str]:
     """The notebook, and what points rest on: when its code or data change, points are new."""
     state = [dependencies.state(found.stage), found.stage, found.profile, found.source]
@@ -178,8 +184,10 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
         from hetero.plots import figures
 
         drawn = table.figure(frame, found)
-        lines = f"{name}: {found.source} traces, {found.profile} profile, {len(frame)} points"
-        figures.stamp(drawn, lines)
+        told = f"{name}: {found.source} traces, {found.profile} profile, {len(frame)} points"
+        repeats = math.prod(map(len, found.repeat.values()))
+        named = f" of {repeats} repeats over {', '.join(found.repeat)}" if found.repeat else ""
+        figures.stamp(drawn, told + named)
         with (
             writing(folder / "effects.svg", force=True) as svg,
             writing(folder / "effects.png", force=True) as png,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
+from scipy.special import stdtrit
 
 from hetero.errors import DataError, ParameterError
 from hetero.intervals import interval
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CHANGE = ("change", "change low", "change high")
+_SMALL = 5.0  # change in percent or points that a sweep should tell from none
 _MOST_LINES = 8  # of an interaction: more cannot be told apart
 
 
@@ -175,29 +178,60 @@ def _change(
 
 
 def sentences(found: pd.DataFrame, sweep: Sweep) -> list[str]:
-    """What a sweep supports: the largest clear change of every measure, or what none exceeds."""
+    """What a sweep supports, measure by measure.
+
+    The largest clear change; else what none exceeds, where that is at most 5; else that it cannot
+    be told, and how many repeats would tell 5.
+    """
     said = []
     for parameter, measure in itertools.product(sweep.against, sweep.measures):
         part = found[(found["parameter"] == parameter) & (found["measure"] == measure)]
-        if part["change low"].isna().all():
+        changes = part.dropna(subset=["change"])
+        if changes.empty:
             continue
         unit = "%" if sweep.measures[measure].within is None else "points"
         label, names = sweep.label(parameter), _names(part["value"])
         base = names[sweep.against[parameter]]
-        clear = part[(part["change low"] > 0.0) | (part["change high"] < 0.0)]
-        if clear.empty:
-            most = float(np.nanmax(part[["change low", "change high"]].abs().to_numpy()))
-            digit = 10.0 ** np.floor(np.log10(most or 1.0) - 1.0)  # no bound is rounded down
-            bound = f"{np.ceil(most / digit) * digit:.2g} {unit} against {base}"
-            said.append(f"{measure}: no value of {label} changes it by more than {bound}.")
-        else:
-            row = clear.iloc[int(clear["change"].abs().to_numpy().argmax())]
-            said.append(
-                f"{measure}: {label} = {names[row['value']]} in place of {base} gives "
+        low, high = changes["change low"], changes["change high"]
+        most = float(max(-low.min(), high.max()))
+        if clear := changes[(low > 0.0) | (high < 0.0)].to_dict("records"):
+            row = max(clear, key=lambda one: abs(one["change"]))
+            says = (
+                f"{label} = {names[row['value']]} in place of {base} gives "
                 f"{row['change']:+.3g} {unit} ({row['change low']:+.3g} to "
-                f"{row['change high']:+.3g})."
+                f"{row['change high']:+.3g})"
             )
+        elif np.isnan(most):
+            says = f"cannot tell what {label} does from one repeat"
+        elif not most:
+            says = f"{label} does nothing, every value gives the same"
+        elif most <= _SMALL:
+            says = f"no value of {label} changes it by more than {_up(most)} {unit} against {base}"
+        else:
+            needed = _repeats(changes, sweep)
+            says = (
+                f"cannot tell; {label} may change it by {low.min():+.2g} to {high.max():+.2g} "
+                f"{unit} against {base}, and about {_up(needed)} repeats would tell {_SMALL:g}"
+            )
+        said.append(f"{measure}: {says}.")
     return said
+
+
+def _up(value: float) -> str:
+    """A number to two digits, never rounded down."""
+    digit = 10.0 ** np.floor(np.log10(value) - 1.0)
+    return f"{float(f'{np.ceil(value / digit) * digit:.2g}'):,g}"
+
+
+def _repeats(changes: pd.DataFrame, sweep: Sweep) -> float:
+    """Repeats that would bring the widest interval of a change to 5 on either side."""
+    widest = changes.iloc[int((changes["change high"] - changes["change low"]).argmax())]
+    pairs = np.arange(2, 100_000)
+    half = stdtrit(pairs - 1, 1.0 - 0.025 / len(changes)) / np.sqrt(pairs)
+    now = min(int(widest["points"]), len(pairs))
+    half *= (widest["change high"] - widest["change low"]) / 2.0 / half[now - 2]
+    needed = pairs[np.argmax(half <= _SMALL)] if half[-1] <= _SMALL else pairs[-1]
+    return float(needed) / now * math.prod(map(len, sweep.repeat.values()))
 
 
 def _names(values: Iterable[Any]) -> dict[Any, str]:
@@ -247,30 +281,35 @@ def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
 
 
 def _compared(found: pd.DataFrame, sweep: Sweep) -> Figure:
-    """Means above, changes below, with their intervals."""
+    """Means from 0 above, changes on one scale per unit below, with their intervals."""
     import matplotlib.pyplot as plt
 
     count, names = len(sweep.measures), _names(found["value"])
     long = max(map(len, names.values())) > 6  # letters, which would run into each other
     slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     size, bracket = (max(4.6, 2.9 * count), 6.4 if long else 5.0), "\n[" if long else " ["
-    drawn, axes = plt.subplots(
-        2, count, figsize=size, squeeze=False, sharex="col" if long else "none"
-    )
+    drawn, axes = plt.subplots(2, count, figsize=size, squeeze=False, sharex="col")
+    (base,) = sweep.against.values()
     for k, (measure, one) in enumerate(sweep.measures.items()):
         part = found[found["measure"] == measure]
-        places = range(len(part))
+        places = np.arange(len(part))
         for axis, name, low, high in (
             (axes[0, k], "mean", "low", "high"),
             (axes[1, k], "change", "change low", "change high"),
         ):
             reach = np.abs(part[[low, high]].to_numpy().T - part[name].to_numpy())
             axis.errorbar(places, part[name], np.nan_to_num(reach), fmt="o", capsize=3)
-            axis.set_xticks(places, list(names.values()), **(slanted if long else {}))
+        axes[1, k].set_xticks(places, list(names.values()), **(slanted if long else {}))
+        axes[1, k].set_xlim(-0.5, len(part) - 0.5)
+        low, high = axes[0, k].get_ylim()
+        axes[0, k].set_ylim(*(one.within or (min(0.0, low), 1.05 * high)))
+        alike = [m for m, o in sweep.measures.items() if (o.within is None) == (one.within is None)]
+        ends = found.loc[found["measure"].isin(alike), ["change low", "change high"]]
+        reach = 1.1 * max(_SMALL, float(np.nan_to_num(ends.abs().to_numpy()).max()))
+        axes[1, k].set_ylim(-reach, reach)
         unit = "%" if one.within is None else "points"
         axes[0, k].set_ylabel(measure.replace(", ", "\n").replace(" [", bracket))
         axes[1, k].axhline(0.0, color="0.4", linewidth=0.8)
-        (base,) = sweep.against.values()
         axes[1, k].set_ylabel(f"change from {names[base]}{bracket}{unit}]")
         axes[1, k].set_xlabel(textwrap.fill(sweep.label(sweep.swept[0]), 28))
     return drawn
@@ -288,3 +327,4 @@ def _line(axis: Any, part: pd.DataFrame, parameter: str, measure: str, label: st
         part[parameter] = part[parameter].map(str)
     style = {"err_style": "bars", "err_kws": {"capsize": 2}, "errorbar": interval}
     sns.lineplot(part, x=parameter, y=measure, marker="o", label=label, **style, ax=axis)
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))  # noise should not look like an effect

@@ -20,6 +20,8 @@ function open() {
   }
   for (const one of tabs) one.classList.toggle("open", one === tab);
   for (const link of document.querySelectorAll("nav a")) link.classList.toggle("on", link.hash === "#" + tab.id);
+  // Pictures that load late would push what was asked for out of sight.
+  for (const image of tab.querySelectorAll("img")) image.loading = "eager";
   if (target) target.scrollIntoView();
 }
 
@@ -40,6 +42,7 @@ function filter() {
 search.addEventListener("input", () => { if (!search.value) open(); filter(); search.scrollIntoView({block: "nearest"}); });
 boxes.forEach(box => box.addEventListener("change", filter));
 traces.addEventListener("change", () => { root.dataset.traces = traces.value; });
+window.addEventListener("load", open);
 window.addEventListener("hashchange", () => { search.value = ""; filter(); open(); });
 root.dataset.traces = traces.value;
 filter();

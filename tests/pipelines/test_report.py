@@ -181,11 +181,11 @@ def test_the_caption_of_a_pair_is_said_once_and_hidden_with_neither(results: Pat
 
 
 def test_the_first_screen_has_the_tables_it_names() -> None:
-    shown = {panel.title: panel for panel in report.panels(paths.results())}
+    shown = list(report.panels(paths.results()))
     assert len(shown) == len(report._PANELS)
-    for panel in shown.values():
-        assert panel.rows
-        assert all(len(row) == len(panel.head) for row in panel.rows)
+    for panel in shown:
+        assert panel["rows"]
+        assert all(len(row) == len(panel["head"]) for row in panel["rows"])
 
 
 def test_every_paper_has_its_values_and_its_figures(results: Path) -> None:
@@ -210,7 +210,7 @@ def test_every_figure_and_table_stands_with_its_notebook(results: Path) -> None:
     start = text.index('<section id="01_workloads"')
     chapter = text[start : text.index("</section>", start)]
     assert 'href="../notebooks/01_workloads.ipynb"' in chapter
-    assert 'id="code-01_workloads"' in chapter
+    assert 'href="../pipelines/fingerprints/01_workloads"' in chapter
     assert '<figure id="twin/01_workloads/lengths.svg"' in chapter
     assert 'href="twin/01_workloads/quantiles.csv"' in chapter
     assert "40 rows" in chapter

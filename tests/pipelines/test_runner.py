@@ -140,7 +140,8 @@ def test_change_that_the_profile_replaces_is_refused(ran: Project, tmp_path: Pat
         assert done.returncode == 1
         assert done.stderr == (
             "Error: smoke profile: count is 2; tiny.count, changed to 5, has no effect. "
-            "Resolve: set tiny.smoke.count, or choose another profile.\n"
+            "Resolve: set tiny.smoke.count, or choose another profile; `git "
+            "checkout params.yaml` takes the change back.\n"
         )
     project.change("params.yaml", "  count: 5 ", "  count: 3 ")
     project.change("params.yaml", "  scale: 1.0e-3", "  scale: 2.0e-3")

@@ -10,7 +10,9 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
+from hetero.errors import ParameterError
 from hetero.plots import figures
+from pipelines import figure_checks
 from pipelines.studies import contest_figures
 from pipelines.studies.league import GOODPUT, OWN, VLLM
 
@@ -30,17 +32,6 @@ def test_heat_map_writes_the_values_and_leaves_out_what_is_missing():
     assert [label.get_text() for label in axis.get_xticklabels()] == ["x", "y"]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["a", "b"]
     assert axis.collections[0].get_array().mask.ravel().tolist() == [False, True, False, False]
-
-
-def test_mean_and_range_is_the_mean_with_the_smallest_and_the_largest():
-    runs = np.array([[1.0, 4.0], [2.0, 5.0], [6.0, 9.0]])
-    _, axis = plt.subplots()
-    figures.mean_and_range([10, 20], runs, axis, label="runs")
-    line, band = axis.lines[0], axis.collections[0].get_paths()[0].vertices
-    np.testing.assert_allclose(line.get_xydata(), [[10, 3], [20, 6]])
-    for x, low, high in ((10, 1, 6), (20, 4, 9)):
-        ends = band[band[:, 0] == x, 1]
-        assert (ends.min(), ends.max()) == (low, high)
 
 
 def test_shared_legend_names_everything_once():
@@ -112,3 +103,28 @@ def test_the_same_figure_has_the_same_bytes_and_leaves_style_and_chance_alone():
 def test_what_draws_nothing_imports_no_seaborn():
     code = "import sys, hetero, hetero.apps.cli; sys.exit('seaborn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("width", "inches", "panels"), [("column", 3.33, 2), ("page", 7.0, 4)])
+def test_a_figure_for_print_keeps_its_texts_as_texts_of_seven_points(
+    tmp_path, width, inches, panels
+):
+    figure, axes = plt.subplots(2, 4, figsize=(12, 5), sharey="row", layout="constrained")
+    for k, axis in enumerate(axes.flat):
+        axis.plot([0, 1], [0, k], label=f"series {k % 4} of the figure")
+        axis.set_xlabel("a time that is told at length [s]", fontsize=6)
+    axes[0, 0].set_ylabel("requests/s")
+    axes[0, 0].imshow([[0.0, 1.0]], aspect="auto")
+    figures.shared_legend(figure)
+    figures.stamp(figure, "twin traces, default profile, seeds 0-4")
+    with figures.paper(width):
+        figures.save(figure, tmp_path / "one", png=False)
+    assert figure.get_size_inches()[0] == inches
+    assert figure_checks.faults(figure) == []
+    assert len({round(axis.get_position().x0, 2) for axis in figure.axes}) == panels
+    assert b"/FontFile2" in (tmp_path / "one.pdf").read_bytes()
+    assert "seeds 0-4" in (tmp_path / "one.pgf").read_text()
+    figures.save(figure, tmp_path / "other", png=False)
+    assert not (tmp_path / "other.pdf").exists()
+    with pytest.raises(ParameterError, match="'column' or 'page'"):
+        figures.paper("slide")

@@ -463,37 +463,6 @@ def test_committed_sweeps_are_those_of_their_files(name):
             assert own["high"].le(one.within[1]).all()
 
 
-def test_theta_raises_throughput_by_nvlink_and_lowers_it_by_pcie_as_readme_says():
-    effects = pd.read_csv("results/sweeps/theta/effects.csv").dropna(subset=["change low"])
-    queued = effects[effects["measure"].str.contains("all at once")]
-    nvlink = queued["measure"].str.startswith("NVLink")
-    assert (queued.loc[nvlink, "change low"] > 0.0).all()
-    assert (queued.loc[~nvlink, "change high"] < 0.0).all()
-
-
-def test_predictions_that_err_cost_what_readme_says():
-    effects = pd.read_csv("results/sweeps/prediction/effects.csv").set_index(["measure", "value"])
-    theirs, ours = (
-        -effects.loc[(f"{router}, all at once, throughput [tokens/s]", 1.0), "change"]
-        for router in ("Algorithm 2", "hetero")
-    )
-    readme = " ".join(Path("README.md").read_text(encoding="utf-8").split())
-    assert f"{theirs:.0f} % of the throughput of a queue and our router {ours:.0f} %" in readme
-
-
-def test_mixes_carry_what_readme_says():
-    effects = pd.read_csv("results/sweeps/mix/effects.csv")
-    goodput = effects[effects["measure"].str.startswith("goodput")]
-    second, last = goodput.iloc[1], goodput.iloc[-1]
-    both = "as 6 H100-SXM, 3 L40S" in second["value"], "as 16 L40S" in last["value"]
-    assert both == (True, True)
-    readme = " ".join(Path("README.md").read_text(encoding="utf-8").split())
-    low, high = second[["change low", "change high"]]
-    said = f"6 H100 with 3 L40S carry {second['change']:.0f} % more ({low:.0f} to {high:.0f})"
-    assert f"{said} than 4 with 8" in readme
-    assert f"16 L40S {-last['change']:.0f} % less" in readme
-
-
 def test_values_along_one_run_are_read_as_if_each_had_run_alone(project, tmp_path):
     along = SWEEP.replace("grid:", "along:").replace("  count: [1, 2, 3, 4]\n", "")
     along = along.replace("scale: [0.5, 1.0, 2.0]", "kinds: [up, down]")

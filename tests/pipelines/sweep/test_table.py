@@ -66,16 +66,24 @@ def test_changes_are_paired_and_hold_for_all_values_together():
     assert found.loc[2.0, "change high"] == pytest.approx(8.0 + half)
 
 
-def test_the_sentence_names_the_largest_clear_change_or_what_none_exceeds():
+def test_the_sentence_names_the_largest_clear_change_or_what_none_exceeds_or_cannot_tell():
     base = [10.0, 20.0, 30.0, 40.0]
     clear = points({0.0: base, 1.0: [y + 1.0 for y in base], 2.0: [y + 2.0 for y in base]})
     (said,) = table.sentences(table.effects_frame(clear, design()), design())
     assert said == "y [s]: θ = 2 in place of 0 gives +8 % (+8 to +8)."
-    noise = points({0.0: base, 1.0: [11.0, 19.0, 30.0, 40.0], 2.0: [9.0, 21.0, 31.0, 39.0]})
+    noise = points({0.0: base, 1.0: [10.2, 19.9, 30.0, 40.0], 2.0: [9.9, 20.2, 30.1, 39.9]})
     (said,) = table.sentences(table.effects_frame(noise, design()), design())
     low, high = table.effects_frame(noise, design())[["change low", "change high"]].abs().max()
     bound = float(said.partition("changes it by more than ")[2].split()[0])
     assert max(low, high) <= bound <= 1.1 * max(low, high)
+    same = table.effects_frame(points({0.0: base, 1.0: base, 2.0: base}), design())
+    assert table.sentences(same, design()) == ["y [s]: θ does nothing, every value gives the same."]
+    rng = np.random.default_rng(0)
+    wide = [points({t: list(rng.normal(25.0, 5.0, n)) for t in (0.0, 1.0, 2.0)}) for n in (4, 300)]
+    said, after = (table.sentences(table.effects_frame(one, design()), design()) for one in wide)
+    assert said[0].startswith("y [s]: cannot tell; θ may change it by -")
+    assert 20 < float(said[0].partition("and about ")[2].split()[0]) < 300
+    assert "no value of θ changes it by more than" in after[0]
     share = design(measures={"y [s]": MEASURES["y [s]"] | {"within": [0, 100]}})
     (said,) = table.sentences(table.effects_frame(clear, share), share)
     assert said == "y [s]: θ = 2 in place of 0 gives +2 points (+2 to +2)."
@@ -101,9 +109,20 @@ def test_texts_are_named_by_what_tells_them_apart_in_the_order_of_the_file():
     assert [one.get_text() for one in ticks] == ["8 L4", "2 H100", "2 H100, 4 L4"]
 
 
-def test_one_repeat_says_nothing():
+def test_one_repeat_cannot_tell():
     one = points({0.0: [1.0], 1.0: [2.0], 2.0: [3.0]})
-    assert table.sentences(table.effects_frame(one, design(repeat={"seeds": [0]})), design()) == []
+    (said,) = table.sentences(table.effects_frame(one, design(repeat={"seeds": [0]})), design())
+    assert said == "y [s]: cannot tell what θ does from one repeat."
+
+
+def test_changes_share_a_scale_around_none_and_means_start_at_none():
+    base = [100.0, 101.0, 99.0, 100.0]
+    frame = points({0.0: base, 1.0: [y + 0.1 for y in base], 2.0: base})
+    means, changes = table.figure(frame, design()).axes
+    assert means.get_ylim()[0] == 0.0
+    low, high = changes.get_ylim()
+    assert (low, high) == (-high, pytest.approx(5.5))
+    assert means.get_xlim() == changes.get_xlim()
 
 
 @pytest.mark.parametrize(
