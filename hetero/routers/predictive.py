@@ -32,7 +32,20 @@ there.
 While all replicas are full, ``u_i`` above 1 or a standing queue, requests wait at the dispatcher,
 the oldest first: which replica has room first, and for which request, is then seen instead of
 predicted, and no replica runs dry beside the queue of another. A paged engine counts as full by
-what a request holds on average, its prompt and half of its reply.
+what a request holds on average, its prompt and half of its reply; and one as full whose prompts
+ahead take longer than two full steps of the slowest: it has enough to do until it is asked again.
+
+Once none has come for :data:`_GONE` times the mean gap, what counts is when the last of those that
+wait, n of them, ends. A request then waits rather than go where its reply, all but surely over in
+``x_i`` [s], outlasts T, at which they would end together if each replica took until its last
+reply just ends by then:
+
+.. math::
+    \sum_i \frac{\max(T - x_i, 0)}{\bar T_i} = n, \qquad
+    x_i = (O + 3 \sigma)\, s_i + \max(O - \bar O, 0) \frac{B_i\, prefill_i}{\bar O}
+
+with ``sigma`` the deviation of true outputs from the regression; the last term are the prompts
+that the replica prefills while a long reply runs.
 
 With a target for the first token, replicas that would miss it do not count. A request that would
 miss it on all waits until one, with the request, is at most 90 % full; beyond capacity those that
@@ -107,18 +120,23 @@ NEXT, FINISHES, PREDICTED, TRUE, VARIANCE, COVARIANCE = 8, 9, 10, 11, 12, 13
 # The request in hand and its output to expect; events seen; whether there are many replicas (1:
 # perhaps, 2: in rows) and of how many kinds; the second best of the decision before.
 LAST, EXPECTED, SEEN_EVENTS, MANY, KINDS, SECOND = 14, 15, 16, 17, 18, 19
-HEADER = 20
+# The latest arrival and the mean gap; the variance of true outputs; when those that wait would end,
+# and the longest that prompts ahead may take while others wait.
+LATEST, GAP, TRUE_VARIANCE, END_S, LONGEST_S = 20, 21, 22, 23, 24
+HEADER = 25
 # Of each kind: the average T; and what the request in hand means to it: T, its prefill, the tokens
 # of that and their pairs, what a full replica renews, T over its average, the delay of a long
 # reply, and the share of its tokens that counts as held; its first row and the one behind its last;
-# least time per token; and what it costs at least on any replica of the kind.
+# least time per token; what it costs at least on any replica of the kind; the step of a full batch,
+# and most tokens of prompts ahead while others wait.
 SHARE, OWN, FRESH, PAIRS, RENEWAL, RATIO, LATE, HELD_SHARE = 1, 2, 3, 4, 5, 6, 7, 8
-START, STOP, LEAST_RATE, FLOOR, TERMS = 9, 10, 11, 12, 13
+START, STOP, LEAST_RATE, FLOOR, STEP, AHEAD, TERMS = 9, 10, 11, 12, 13, 14, 15
 # Columns for M replicas each: the end of its step when its row was written, and its row; by row its
 # replica, and what the bound of its cost is made of, see _bound_s; its cell.
 SEEN_END, ROW, REPLICA, REST, BY_TOKENS, BY_SLOTS, BEFORE, CELL, COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7, 8
 _RECENT = 200.0  # arrivals that the averages remember: minutes of traffic, many per length
 _LEARNT = 500.0  # finished requests that the regression remembers
+_GONE = 20.0  # mean gaps without an arrival after which none is expected: by chance once in e^20
 _SPARE = 0.9  # how full a replica may be that takes a request which has missed its target
 _LINK = 2.0  # 1/s; the share of a limit that a request forgoes to spare links a second
 _FEW = 48  # replicas that are looked at one by one
@@ -144,6 +162,7 @@ def _learn(R, RM, r):
             RM[TRUE] += weight * dy
             RM[VARIANCE] = (1.0 - weight) * (RM[VARIANCE] + weight * dx * dx)
             RM[COVARIANCE] = (1.0 - weight) * (RM[COVARIANCE] + weight * dx * dy)
+            RM[TRUE_VARIANCE] = (1.0 - weight) * (RM[TRUE_VARIANCE] + weight * dy * dy)
         k += 1
     RM[NEXT] = k
 
@@ -161,6 +180,32 @@ def _expected(RM, predicted):
 
 
 @inlined
+def _reply_s(RM, c, outputs):
+    """x: time in which a reply on a full replica is all but surely over."""
+    known = RM[COVARIANCE] * RM[COVARIANCE] / max(RM[VARIANCE], 1e-300)
+    most = outputs + 3.0 * math.sqrt(max(RM[TRUE_VARIANCE] - known, 0.0))
+    beside = max(RM[c + RENEWAL] / RM[OUTPUT] - RM[c + STEP], 0.0)
+    return most * RM[c + STEP] + max(outputs - RM[OUTPUT], 0.0) * beside
+
+
+@compiled
+def _end_s(R, E, S, IM, RM, r, outputs):
+    """T: when those that wait would end, if all were as long as ``r`` and replicas end together."""
+    end = np.inf
+    while True:
+        work, rate = float(IM[DEFERRED]), 0.0
+        for i in range(len(E)):
+            c = HEADER + TERMS * E[i].kind
+            reply = _reply_s(RM, c, outputs)
+            if reply < end and RM[c] > 0.0 and may_take(R, E, S, r, i):
+                work += reply / RM[c]
+                rate += 1.0 / RM[c]
+        if rate == 0.0 or not work / rate < end:
+            return end
+        end = work / rate
+
+
+@inlined
 def _prefill_s(e, FM, s, tokens, pairs, step):
     """Time until ``tokens`` of prompts are prefilled; chunks share their steps with the decode."""
     if e.batching != CHUNKED:
@@ -175,14 +220,6 @@ def _prefill_s(e, FM, s, tokens, pairs, step):
     if left > 0.0:
         time += step_s(e, FM, left + running, s.running, s.cached, pairs / (whole + 1.0))
     return max(time, step)
-
-
-@inlined
-def _wait_s(s, usage, renewal):
-    """w: the work of those that wait, or how long until the excess over a full replica leaves."""
-    if s.waiting == 0:
-        return (usage - 1.0) * renewal
-    return max(s.load - s.decoding_load, 0.0)
 
 
 @inlined
@@ -206,8 +243,10 @@ def _first_token_s(R, e, s, FM, RM, c, t, usage):
         rest = 0.5 * step
     ahead = _ahead(R, s)
     if usage > 1.0:
-        rest += _wait_s(s, usage, RM[c + RENEWAL])  # the prompts ahead are prefilled meanwhile
-        ahead = 0
+        # w: until the excess over a full replica leaves, or the work of those that wait.
+        excess = (usage - 1.0) * RM[c + RENEWAL]
+        rest += excess if s.waiting == 0 else max(s.load - s.decoding_load, 0.0)
+        ahead = 0  # the prompts ahead are prefilled meanwhile
     if ahead == 0 and e.batching != CHUNKED:
         return e.way_s + rest + RM[c + OWN]
     return e.way_s + rest + _prefill_s(e, FM, s, RM[c + FRESH] + ahead, RM[c + PAIRS], step)
@@ -251,6 +290,8 @@ def _prefill_floor(e, FM, RM, c):
 @inlined
 def _cost(R, e, s, FM, RM, c, t, inputs, outputs, most, latest, least):
     """Cost of a replica; infinite where the request is to wait instead, or beyond ``least``."""
+    if RM[END_S] < np.inf and _reply_s(RM, c, outputs) > RM[END_S]:
+        return np.inf
     slot = 1.0 / e.max_batch
     taken = s.outstanding_tokens + inputs + outputs
     usage = max(taken / e.kv_tokens, (s.outstanding + 1) * slot)
@@ -259,7 +300,7 @@ def _cost(R, e, s, FM, RM, c, t, inputs, outputs, most, latest, least):
     stands = s.waiting > 0 and s.mode == IN_DECODE
     if s.outstanding > 0 and most < np.inf:
         full = max(taken * RM[c + HELD_SHARE] / e.kv_tokens, (s.outstanding + 1) / e.max_batch)
-        if full > most or stands:
+        if full > most or stands or _ahead(R, s) > RM[c + AHEAD]:
             return np.inf
     if stands:
         queued = s.waiting_tokens + s.waiting * RM[OUTPUT] + inputs + outputs
@@ -293,7 +334,10 @@ def _value(R, e, FM, IM, RM, c, r, inputs, outputs, weight):
     RM[c] += weight * (share - RM[c])
     longer = max(outputs - RM[OUTPUT], 0.0)
     RM[c + SHARE], RM[c + OWN], RM[c + FRESH], RM[c + PAIRS] = share, own, fresh, pairs
-    RM[c + RENEWAL] = RM[c] * batch
+    RM[c + RENEWAL], RM[c + STEP] = RM[c] * batch, step
+    if RM[c + AHEAD] == 0.0:
+        size = e.max_step_tokens
+        RM[c + AHEAD] = RM[LONGEST_S] * size / step_s(e, FM, size, 0, 0.0, 0.0)
     RM[c + RATIO] = share / RM[c] if RM[c] > 0.0 else 1.0
     RM[c + LATE] = RM[LONG_REPLY] * longer * longer / RM[OUTPUT] * step
     # On average a request of a paged engine holds its prompt and half of its reply.
@@ -502,13 +546,6 @@ def _best_of_many(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most
     return best
 
 
-@inlined
-def _full_step_s(e, FM, RM):
-    """Decode step of a full batch of average requests."""
-    batch = max(min(e.kv_tokens / (RM[INPUT] + RM[OUTPUT]), float(e.max_batch)), 1.0)
-    return step_s(e, FM, int(batch), int(batch), batch * (RM[INPUT] + 0.5 * RM[OUTPUT]), 0.0)
-
-
 @compiled
 def _decode(R, E, S, FM, IM, RM, e, r, t, inputs, outputs):
     """The decode replica whose tightest limit leaves most room, beside prefill replica ``e``."""
@@ -518,7 +555,7 @@ def _decode(R, E, S, FM, IM, RM, e, r, t, inputs, outputs):
     held_share = (RM[INPUT] + 0.5 * RM[OUTPUT]) / (RM[INPUT] + RM[OUTPUT])
     for j in range(count if target == 0.0 else 0):
         if E[j].role == DECODE_ONLY:
-            target = max(target, _full_step_s(E[j], FM, RM))
+            target = max(target, RM[HEADER + TERMS * E[j].kind + STEP])
     for anywhere in range(2):
         best, least, room = -1, np.inf, False
         for j in range(count):
@@ -550,6 +587,9 @@ def predictive(R, E, S, FM, IM, RM, r, t):
     """The replica of least first token, priced share of its time, and delay of a long reply."""
     again = is_deferred(R, r)
     target = RM[TARGET_S]
+    if not again:
+        RM[GAP] += (t - RM[LATEST] - RM[GAP]) / min(RM[ARRIVED] + 1.0, _RECENT)
+        RM[LATEST] = t
     if target == 0.0 and not again and IM[DEFERRED] > 0:
         return DEFER  # behind those that wait
     _learn(R, RM, r)
@@ -566,7 +606,11 @@ def predictive(R, E, S, FM, IM, RM, r, t):
     if RM[SEEN_EVENTS] != IM[EVENTS]:
         RM[SEEN_EVENTS], RM[LAST] = IM[EVENTS], -1.0
         RM[MANY] = min(RM[MANY], 1.0)
-    anew = not again or RM[LAST] != r or RM[EXPECTED] != outputs
+    end = np.inf
+    if again and not E[0].split and t - RM[LATEST] > _GONE * RM[GAP]:
+        end = _end_s(R, E, S, IM, RM, r, outputs)
+    anew = not again or RM[LAST] != r or RM[EXPECTED] != outputs or end > RM[END_S]
+    RM[END_S] = end
     RM[LAST], RM[EXPECTED] = r if again or target == 0.0 else -1, outputs
     if RM[MANY] == 1.0:
         _arrange(E, FM, RM)
@@ -657,6 +701,12 @@ class Predictive(Builtin):
             self.tpot_s or 0.0,
         )
         nodes = deployment.replicas
+        memory[LONGEST_S] = 2.0 * max(
+            float(one.step.prefill_seconds([one.engine.max_step_tokens]))
+            if one.engine.batching != "static"
+            else np.inf
+            for one in nodes
+        )
         kinds = [(one.role, one.gpu, one.gpus, one.kv_tokens, one.step.source) for one in nodes]
         number, seen = Counter(kinds), Counter[object]()
         for k, kind in enumerate(kinds):

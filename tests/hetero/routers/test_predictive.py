@@ -34,6 +34,10 @@ class Equation:
     def __init__(self, router, deployment, served):
         self.router, self.replicas, self.served = router, deployment.replicas, served
         self.arrived, self.mean_in, self.mean_out = 0, 0.0, 0.0
+        self.latest, self.gap, self.noise, self.ended = 0.0, 0.0, 0.0, 0
+        self.longest_s = 2 * max(
+            float(one.step.prefill_seconds([one.engine.max_step_tokens])) for one in self.replicas
+        )
         self.shares = [0.0] * len(self.replicas)  # running averages of T
         self.sent = {}  # index: replica, T, booked tokens, predicted output
         self.waiting, self.open, self.done, self.held = set(), set(), set(), set()
@@ -46,18 +50,32 @@ class Equation:
         if not pairs:
             return max(float(predicted), 1.0)
         x, y = np.array(pairs, float).T
+        self.noise = y.var()
         trust = len(x) / (len(x) + 20)
         slope = 1.0
         if x.var() > 0:
             learnt = np.mean((x - x.mean()) * (y - y.mean())) / x.var()
+            self.noise = max(self.noise - learnt**2 * x.var(), 0.0)
             slope = 1 + trust * (min(max(learnt, 0.0), 1.0) - 1)
         middle = x.mean() + trust * (y.mean() - x.mean())
         return max(middle + slope * (predicted - x.mean()), 1.0)
+
+    def end_s(self, replies, eligible):
+        """T by trying: those that take until then leave none of the held ones over."""
+        able = [(x, self.shares[k]) for k, x in enumerate(replies) if eligible[k]]
+        taking = ([(x, share) for x, share in able if x <= most] for most, _ in able)
+        held = len(self.held)
+        return min(
+            (held + sum(x / s for x, s in who)) / sum(1 / s for _, s in who) for who in taking
+        )
 
     def expected(self, request, fleet):
         r = self.router
         self.predicted[request.index] = request.predicted_tokens
         again = request.index in self.held
+        if not again:
+            self.gap += (fleet.now_s - self.latest - self.gap) / min(self.arrived + 1, 200)
+            self.latest = fleet.now_s
         if r.target_s is None and not again and self.held:
             self.held.add(request.index)
             return {DEFER}
@@ -68,17 +86,27 @@ class Equation:
         self.mean_in += weight * (i_tokens - self.mean_in)
         self.mean_out += weight * (o_tokens - self.mean_out)
         state, ends = fleet.records[2], fleet.records[3]
-        costs, self.last = {}, {}
+        costs, self.last, end_s = {}, {}, math.inf
+        mean, kept = self.mean_in + self.mean_out, self.mean_in + self.mean_out / 2
+        sizes = [max(min(e.engine.max_batch, e.kv_tokens / mean), 1.0) for e in self.replicas]
+        full = [
+            float(e.step.seconds(int(batch), int(batch), batch * kept))
+            for e, batch in zip(self.replicas, sizes, strict=True)
+        ]
+        longer, most = max(o_tokens - self.mean_out, 0.0), o_tokens + 3 * math.sqrt(self.noise)
+        beside = np.maximum(np.multiply(self.shares, sizes) / self.mean_out - full, 0.0)
+        replies = most * np.array(full) + longer * beside
+        if again and fleet.now_s - self.latest > 20 * self.gap:
+            end_s = self.end_s(replies, fleet.eligible)
         for k, replica in enumerate(self.replicas):
             slots, cache, step = replica.engine.max_batch, replica.kv_tokens, replica.step
-            batch = max(min(slots, cache / (self.mean_in + self.mean_out)), 1.0)
-            full = int(batch)
-            full_s = float(step.seconds(full, full, batch * (self.mean_in + self.mean_out / 2)))
+            batch, full_s = sizes[k], full[k]
             own = float(step.prefill_seconds([i_tokens]))
             share = own + o_tokens * full_s * max((i_tokens + o_tokens) / cache, 1 / slots)
             self.shares[k] += weight * (share - self.shares[k])
             self.last[k] = share
-            if not fleet.eligible[k]:
+            self.ended += replies[k] > end_s
+            if not fleet.eligible[k] or replies[k] > end_s:
                 continue
             mine = [v for index, v in self.sent.items() if index in self.open and v[0] == k]
             used = max(
@@ -90,10 +118,13 @@ class Equation:
                 held = used * cache if replica.engine.admission != "paged" else 0.0
                 if replica.engine.admission == "paged":
                     held = sum(v[2] for v in mine) + i_tokens + o_tokens
-                    held *= (self.mean_in + self.mean_out / 2) / (self.mean_in + self.mean_out)
-                full = max(held / cache, (len(mine) + 1) / slots)
+                    held *= kept / mean
+                most_used = max(held / cache, (len(mine) + 1) / slots)
                 stands = queue and s["mode"] == IN_DECODE
-                if mine and (full > (0.9 if r.target_s else 1.0) or stands):
+                size = replica.engine.max_step_tokens
+                backed = int(s["waiting_tokens"]) * float(step.seconds(size, 0, 0)) / size
+                stands = stands or backed > self.longest_s
+                if mine and (most_used > (0.9 if r.target_s else 1.0) or stands):
                     continue
             if queue and s["mode"] == IN_DECODE:
                 queued = int(s["waiting_tokens"]) + queue * self.mean_out + i_tokens + o_tokens
@@ -115,7 +146,7 @@ class Equation:
                 ahead = int(s["waiting_tokens"])
             first += float(step.seconds(ahead + i_tokens, 0, 0.0, i_tokens**2 / 2))
             price = r.price_s * math.exp(-r.steepness * (1 - min(used, 1)))
-            late = r.long_reply * max(o_tokens - self.mean_out, 0) ** 2 / self.mean_out * full_s
+            late = r.long_reply * longer**2 / self.mean_out * full_s
             if r.target_s is None or again or first <= r.target_s:
                 costs[k] = first + price * share / self.shares[k] + late
         if not costs:
@@ -145,13 +176,15 @@ class Equation:
 def test_every_decision_follows_the_equation(rate_rps, predictor, admission, target_s):
     # With a target little enough is sent that a larger cache evicts nothing, which would wait too.
     cache = 9_024 if target_s is None else 20_000
-    deployment = fleet(Engine(admission=admission, max_batch=12), kv_tokens=(cache,) * 4)
+    engine = Engine(admission=admission, max_batch=12, max_step_tokens=1024)
+    deployment = fleet(engine, kv_tokens=(cache,) * 4)
     served = trace(400, rate_rps)
     router = Predictive(target_s=target_s)
     reference = Equation(router, deployment, served)
     chosen = check(router, reference, deployment, served, predictor=predictor, seed=2)
     assert len(set(chosen.tolist())) > 2
     assert DEFER in chosen or rate_rps < 10.0
+    assert reference.ended or rate_rps < 10.0
 
 
 def split(shared):
