@@ -85,16 +85,6 @@ def test_uneven_layers_over_two_machines():
         assert ("--port" in found) is not bool(rank)
 
 
-def test_phases_name_their_role_in_the_transfer():
-    service = split()
-    roles = {
-        one.name: flags(vllm.commands(service, one)[0].argv)["--kv-transfer-config"]
-        for one in service.servings
-    }
-    assert roles["p"] == {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
-    assert {roles[name]["kv_role"] for name in "abc"} == {"kv_consumer"}
-
-
 def test_prefill_pipelines_push_their_caches_and_decode_has_one_stage():
     def of(prefill, decode):
         phases = (("p", "prefill", prefill), ("d", "decode", decode))
@@ -104,12 +94,15 @@ def test_prefill_pipelines_push_their_caches_and_decode_has_one_stage():
         ]
         return Service("split", LLAMA, placed(servings))
 
-    def connectors(service):
+    def transfers(service):
         found = [flags(vllm.commands(service, one)[0].argv) for one in service.servings]
-        return {one["--kv-transfer-config"]["kv_connector"] for one in found}
+        return [one["--kv-transfer-config"] for one in found]
 
-    assert connectors(of(1, 1)) == {"NixlConnector"}
-    assert connectors(of(2, 1)) == {"NixlPushConnector"}
+    roles = ("kv_producer", "kv_consumer", "kv_consumer", "kv_consumer")
+    pulled = [{"kv_connector": "NixlConnector", "kv_role": role} for role in roles]
+    assert transfers(split()) == pulled
+    assert transfers(of(1, 1)) == pulled[:2]
+    assert {one["kv_connector"] for one in transfers(of(2, 1))} == {"NixlPushConnector"}
     with pytest.raises(ExportError, match="decode alone in 2 pipeline stages"):
         vllm.scripts(of(1, 2))
 
