@@ -1,9 +1,8 @@
 """What README takes from results: what the simulator can be believed about, what sweeps found.
 
-``python -m pipelines.docs.believed`` writes both there. The table has a row per GPU that others
-measured vLLM on. Errors are medians over the runs of ``data/measured`` of the absolute difference
-between simulation and measurement, with the tables that a user gets, and with every measurement of
-that GPU left out of all fits.
+``python -m pipelines.docs.believed`` writes both there. The table has a row per GPU: medians over
+the runs of vLLM in ``data/measured`` of the absolute difference of simulation and measurement, with
+the tables that a user gets, and with every measurement of that GPU left out of all fits.
 """
 
 from __future__ import annotations
