@@ -276,7 +276,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Project:
     skip = shutil.ignore_patterns("*.nb[ci]", "build", "fingerprints", "raw")
     for folder in ("hetero", "pipelines", "data"):
         shutil.copytree(checkout / folder, root / folder, ignore=skip)
-    for name in (".dvcignore", ".gitignore", "pyproject.toml"):
+    for name in (".dvcignore", ".gitignore", "pyproject.toml", "CITATION.cff"):
         shutil.copy(checkout / name, root / name)
     (root / ".dvc").mkdir()
     shutil.copy(checkout / ".dvc" / "config", root / ".dvc" / "config")
