@@ -36,6 +36,7 @@ from pipelines.studies.answers import answer
 from pipelines.studies.coverage import DRAWINGS, coverage
 from pipelines.studies.published import PAPERS, manifests
 from pipelines.studies.results import MANIFEST
+from pipelines.sweep import spec
 
 _ROWS = 7  # of a table of the first screen
 #: Questions of the opening, and the notebooks that answer them.
@@ -146,13 +147,11 @@ def _first_file(folder: Path, name: str) -> str:
 
 def sweeps(folder: Path) -> Iterator[dict[str, Any]]:
     """Sweeps of ``pipelines/sweeps`` whose sentences lie below ``folder``."""
-    from pipelines.sweep import run
-
     for file in sorted((paths.root() / "pipelines" / "sweeps").glob("*.yaml")):
         place = folder / "sweeps" / file.stem
         if (place / "sentences.txt").is_file():
             says = (place / "sentences.txt").read_text(encoding="utf-8").splitlines()
-            yield {"name": file.stem, "says": says, "stale": run.stale(file, place)}
+            yield {"name": file.stem, "says": says, "stale": spec.stale(file, place)}
 
 
 def profiles_table(folder: Path, verdicts: claims.Verdicts) -> Table:

@@ -16,6 +16,7 @@ from hetero import paths
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError
 from pipelines import dependencies, schema, sections
+from pipelines.sweep import spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,10 @@ def status() -> Status:
 
 def _sweeps(root: Path) -> Iterator[StageState]:
     """The shipped sweeps that were run: minutes to an hour each, which only their user starts."""
-    from pipelines.sweep import run
-
     for file in sorted((root / "pipelines" / "sweeps").glob("*.yaml")):
         folder = root / "results" / "sweeps" / file.stem
         if (folder / "points.csv").is_file():
-            stale = run.stale(file, folder)
+            stale = spec.stale(file, folder)
             why = ("its code, data or parameters changed",) if stale else ()
             command = f"hetero sweep {file.relative_to(root)}"
             yield StageState(f"sweep {file.stem}", "stale" if stale else "fresh", why, command)

@@ -1,9 +1,8 @@
 """What README takes from results: what the simulator can be believed about, what sweeps found.
 
-``python -m pipelines.docs.believed`` writes both there. The table has a row per GPU that others
-measured vLLM on. Errors are medians over the runs of ``data/measured`` of the absolute difference
-between simulation and measurement, with the tables that a user gets, and with every measurement of
-that GPU left out of all fits.
+``python -m pipelines.docs.believed`` writes both there. The table has a row per GPU: medians over
+the runs of vLLM in ``data/measured`` of the absolute difference of simulation and measurement, with
+the tables that a user gets, and with every measurement of that GPU left out of all fits.
 """
 
 from __future__ import annotations
@@ -85,7 +84,9 @@ def sweeps() -> str:
         rows = frame[frame["measure"].str.contains(measure) & (frame["value"] == value)]
         ((mean, *between),) = rows[["change", "change low", "change high"]].to_numpy()
         low, high = sorted(map(abs, between))
-        told = f"{abs(mean):.0f} % {'more' if mean > 0 else 'less'}"
+        told = (
+            f"{abs(mean):.0f} % {'more' if mean > 0 else 'less'}" if abs(mean) >= 0.5 else "as much"
+        )
         return f"{told} ({low:.0f} to {high:.0f})" if ends else told
 
     skew = pd.read_csv(paths.results() / "sweeps" / "skew" / "effects.csv")
@@ -95,18 +96,16 @@ def sweeps() -> str:
         "theta": "weighs KV caches in use in Algorithm 2 of Xiong et al.; 8 in place of 0 gives a "
         f"queue (all requests sent at once) {change('theta', 'NVLink, all', 8)} throughput with "
         f"NVLink and {change('theta', 'PCIe, all', 8)} by PCIe.",
-        "prediction": "of output lengths: errors of 1 in the logarithm give Algorithm 2 "
-        f"{errs('2, all', 1)} throughput of a queue and our router {errs('hetero, all', 1)}; of 2, "
-        f"{errs('2, all', 2)} and {errs('hetero, all', 2)}; at 24 requests/s "
-        f"{errs('2, 24', 2)} and {errs('hetero, 24', 2)}.",
-        "mix": "of H100 and L40S for the same money: 6 H100 with 3 L40S carry "
+        "prediction": "of output lengths that errs by 1 in the logarithm gives Algorithm 2 "
+        f"{errs('2, all', 1)} throughput of a queue and our router {errs('hetero, all', 1)}, by 2 "
+        f"{errs('2, all', 2)} and {errs('hetero, all', 2)}.",
+        "mix": "for the same money: 6 H100 with 3 L40S carry "
         f"{change('mix', 'goodput .requ', fleet.format('6 H100-SXM, 3 L40S'), True)} than 4 with "
         f"8, 16 L40S {change('mix', 'goodput .requ', fleet.format('16 L40S'))}.",
-        "bins": "of input lengths, K in HeteroServe: nothing comes of K in the rule as printed; "
-        "where long prompts go to H100 alone, 2 in place of 4 gives "
-        f"{change('bins', 'variant.*throughput', 2, True)} throughput.",
-        "skew": "of the first division of GPUs into islands changes what a search ends with by at "
-        f"most {math.ceil(last.abs().max().max())} %.",
+        "bins": "of HeteroServe: their number K does nothing as printed; with long prompts on H100 "
+        f"alone K = 2 gives {change('bins', 'variant.*throughput', 2, True)} throughput than 4.",
+        "skew": "of the first islands changes what a search ends with by at most "
+        f"{math.ceil(last.abs().max().max())} %.",
     }
     return "".join(
         textwrap.fill(

@@ -46,6 +46,7 @@ def build(output: Path | None = None, *, builder: str = "html") -> Path:
     shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(PAGES, source)
     shutil.copytree(paths.root() / DRAWINGS, source / "figures")
+    print("Pages from code and docstrings ...", flush=True)
     for name, text in generated().items():
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,12 +55,11 @@ def build(output: Path | None = None, *, builder: str = "html") -> Path:
         from sphinx.cmd.build import build_main
     except ModuleNotFoundError:
         raise HeteroError(
-            "Sphinx, which builds the pages, is not installed.",
-            resolve="run make docs, or install the extra 'docs'.",
+            "Sphinx is not installed.", resolve="run make docs, or install the extra 'docs'."
         ) from None
     shutil.rmtree(folder, ignore_errors=True)
     code = build_main(
-        ["-b", builder, "-W", "--keep-going", "-q", "-E", "-c", str(Path(__file__).parent), "-d",
+        ["-b", builder, "-W", "--keep-going", "-E", "-c", str(Path(__file__).parent), "-d",
          str(source / ".doctrees"), str(source), str(folder)]
     )  # fmt: skip
     if code:

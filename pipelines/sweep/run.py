@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from hetero import paths
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.files import writing
-from pipelines import dependencies, source
 from pipelines import run as stage_run
+from pipelines import source
 from pipelines.sweep import search, spec, table
 from pipelines.sweep.point import Job
 from pipelines.sweep.workers import run_all
@@ -144,17 +143,8 @@ def jobs_of(
     return list(jobs.values())
 
 
-def stale(file: Path, folder: Path) -> bool:
-    """Whether the code, data or parameters of a sweep changed since its points in ``folder``."""
-    ran = set(pd.read_csv(folder / "points.csv", usecols=["point"])["point"])
-    return ran != {job.key for job in jobs(spec.read(file), folder)}
-
-
 def _notebook_and_digest(found: spec.Sweep) -> tuple[Path, str]:
-    """The notebook, and what points rest on: when its code or data change, points are new."""
-    state = [dependencies.state(found.stage), found.stage, found.profile, found.source]
-    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-    return source.notebook_path(source.notebook_of(found.stage)), digest
+    return source.notebook_path(source.notebook_of(found.stage)), spec.digest(found)
 
 
 def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Swept:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hetero.errors import ParameterError, require
-from pipelines import schema
+from pipelines import dependencies, schema
 
 _MOST_POINTS = 100_000
 
@@ -217,6 +217,19 @@ def points(sweep: Sweep, name: str = "the sweep") -> list[Point]:
             f"{name} is a search, whose points follow from results.", resolve="run it."
         )
     return [point for one in swept for point in repeated(sweep, one, name)]
+
+
+def digest(sweep: Sweep) -> str:
+    """What points rest on: when the code or data of the notebook change, points are new."""
+    state = [dependencies.state(sweep.stage), sweep.stage, sweep.profile, sweep.source]
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def stale(file: Path, folder: Path) -> bool:
+    """Whether the code, data or parameters of a sweep changed since its points in ``folder``."""
+    lines = (folder / "points.csv").read_text(encoding="utf-8").splitlines()[1:]
+    rests_on = digest(sweep := read(file))
+    return {one.partition(",")[0] for one in lines} != {one.key(rests_on) for one in points(sweep)}
 
 
 def repeated(sweep: Sweep, swept: Mapping[str, Any], name: str = "the sweep") -> list[Point]:

@@ -22,7 +22,7 @@ function open() {
   for (const link of document.querySelectorAll("nav a")) link.classList.toggle("on", link.hash === "#" + tab.id);
   // Pictures that load late would push what was asked for out of sight.
   for (const image of tab.querySelectorAll("img")) image.loading = "eager";
-  if (target) target.scrollIntoView();
+  if (target) target.scrollIntoView({behavior: "instant"});
 }
 
 function filter() {

@@ -358,14 +358,15 @@ def test_no_bound_holds_where_prompts_are_found_in_a_cache() -> None:
 
 def test_vllm_0_14_prepares_no_steps_ahead_in_pipelines() -> None:
     fleet = Cluster("two", (Machine("a", catalog.gpu("L4"), 2),))
-    times = {}
-    for release, piped in (("0.14.1", False), ("0.15", True), ("", True)):
-        settings = CostSettings(engine=EngineSpec(release=release))
-        costs = CostModel(fleet, catalog.llm("Llama-3-8B"), settings)
-        split = [[PipelineStage(0, 1, n) for n in layers] for layers in ((32,), (18, 14))]
-        one, two = (replica(costs.pipeline(stages), "r") for stages in split)
-        assert (one.engine.schedule_ahead, two.engine.schedule_ahead) == (True, piped)
-        times[release] = [float(made.step.decode_seconds([500])) for made in (one, two)]
-    assert times["0.14.1"][0] == times["0.15"][0] == times[""][0]
-    assert times["0.14.1"][1] > times["0.15"][1] + 1.4e-3
-    assert times["0.15"][1] == times[""][1]
+    alone, piped = [], []
+    for release in ("0.14.1", "0.15", ""):
+        costs = CostModel(
+            fleet, catalog.llm("Llama-3-8B"), CostSettings(engine=EngineSpec(release=release))
+        )
+        for found, layers in ((alone, (32,)), (piped, (18, 14))):
+            made = replica(costs.pipeline([PipelineStage(0, 1, n) for n in layers]), "r")
+            found.append((made.engine.schedule_ahead, float(made.step.decode_seconds([500]))))
+    assert alone[0] == alone[1] == alone[2] == (True, alone[0][1])
+    assert piped[1] == piped[2] == (True, piped[1][1])
+    assert not piped[0][0]
+    assert piped[0][1] > piped[1][1] + 1.4e-3

@@ -135,10 +135,8 @@ def test_a_task_of_skypilot(tmp_path) -> None:
         ("t.yaml", "resources: {instance_type: g5.12xlarge}", "name no accelerators"),
         ("t.yaml", "resources: {accelerators: L4:half}", "no whole numbers"),
         ("t.yaml", "resources: {cpus: 8}", "name no accelerators"),
-        *(
-            ("t.yaml", f"resources: {{accelerators: {{L4: {count}}}}}", "no whole numbers")
-            for count in ("1.5", "true", "[1]")
-        ),
+        ("t.yaml", "resources: {accelerators: {L4: 1.5}}", "no whole numbers"),
+        ("t.yaml", "resources: {accelerators: {L4: true}}", "no whole numbers"),
         ("t.yaml", "resources: {accelerators: {L4: 0}}", "give a number above 0"),
         ("n.json", '{"kind": "List", "items": 3}', "no node is ready and has GPUs"),
         ("a.txt", "GPU " + "9" * 5000 + ": NVIDIA L4", "Not valid YAML"),

@@ -10,6 +10,7 @@ from hetero import catalog
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.latency.step import StepModel
 from hetero.simulator import simulate
+from hetero.streams import stream
 from hetero.workload import Trace
 
 GPUS = ("H100-SXM", "A100-SXM-80GB", "A100-SXM-80GB", "L40S")
@@ -106,6 +107,25 @@ def check(router, reference, deployment, served, **options):
     return np.array(checked.decisions)
 
 
+def decide_alike(deployment, served, router, seed, **options):
+    """Whether the simulator and ``choose`` decide alike."""
+    live = router.live(deployment, stream(seed, "router"))
+    fast, slow = (
+        simulate(deployment, served, one, seed=seed, **options).requests for one in (router, live)
+    )
+    return all(
+        np.array_equal(fast[column], slow[column], equal_nan=True)
+        for column in ("node", "decode_node", "first_token_s", "finish_s")
+    )
+
+
 def near(values, best):
     """Indices whose value ties with the best but for rounding."""
     return {k for k, v in values.items() if abs(v - best) <= 1e-9 * max(1.0, abs(best))}
+
+
+class Wrong:
+    """Predicts a length that has nothing to do with the true one."""
+
+    def predict(self, served, rng):
+        return rng.integers(1, 500, len(served)).astype(np.int32)

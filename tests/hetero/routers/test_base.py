@@ -31,8 +31,7 @@ from hetero.routers import (
     Workload,
 )
 from hetero.simulator import simulate
-from hetero.streams import stream
-from tests.hetero.routers.router_states import check, fleet, trace
+from tests.hetero.routers.router_states import check, decide_alike, fleet, trace
 
 EVERY = [
     RoundRobin(),
@@ -60,13 +59,7 @@ EVERY = [
     "engine", [Engine(max_batch=24), Engine("chunked", "paged", max_batch=24, max_step_tokens=512)]
 )
 def test_choose_and_the_compiled_path_decide_alike(router, engine):
-    deployment = fleet(engine)
-    served = trace(500, 25.0)
-    fast = simulate(deployment, served, router, predictor=Normal(), seed=5)
-    live = router.live(deployment, stream(5, "router"))
-    slow = simulate(deployment, served, live, predictor=Normal(), seed=5)
-    assert fast.requests["node"].tolist() == slow.requests["node"].tolist()
-    assert np.array_equal(fast.ttft_s, slow.ttft_s)
+    assert decide_alike(fleet(engine), trace(500, 25.0), router, 5, predictor=Normal())
 
 
 class Figures:

@@ -155,12 +155,8 @@ class LeastWait:
         epoch = math.floor(fleet.now_s / 0.1)
         if epoch > self.epoch:
             self.queues, self.epoch = fleet.waiting.tolist(), epoch
-        waits = {
-            i: q / v
-            for i, (q, v) in enumerate(zip(self.queues, self.speeds, strict=True))
-            if fleet.eligible[i]
-        }
-        return {min(waits, key=lambda i: waits[i])}
+        waits = np.where(fleet.eligible, np.divide(self.queues, self.speeds), np.inf)
+        return {int(waits.argmin())}
 
 
 def test_latency_aware_takes_the_least_queue_over_speed():

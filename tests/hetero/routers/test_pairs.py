@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,7 @@ from hetero.deployment import KvLink
 from hetero.errors import ParameterError
 from hetero.routers import PairShares
 from hetero.simulator import Event, simulate
-from hetero.streams import stream
-from tests.hetero.routers.router_states import handed_over, phases
+from tests.hetero.routers.router_states import decide_alike, handed_over, phases
 
 ROLES = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode", "w": "both"}
 WEIGHTS = {("p", "d"): 4, ("p", "e"): 1, ("q", "d"): 2, ("w", "w"): 3}
@@ -64,12 +65,7 @@ def test_shares_change_at_their_time():
 
 def test_choose_and_the_compiled_path_decide_alike():
     for router in (PairShares(WEIGHTS), PairShares(WEIGHTS, drawn=True)):
-        fast = simulate(split(), handed_over(400), router, seed=4)
-        slow = simulate(
-            split(), handed_over(400), router.live(split(), stream(4, "router")), seed=4
-        )
-        assert pairs(fast) == pairs(slow)
-        assert np.array_equal(fast.e2e_s, slow.e2e_s)
+        assert decide_alike(split(), handed_over(400), router, 4)
 
 
 def test_others_serve_while_a_pair_is_down():
@@ -118,15 +114,10 @@ def test_errors_are_clear(make, words):
 
 @pytest.mark.parametrize("chosen", [(0, 0), (2, 0), (0, 9), (0, "d"), (0, 2, 3), "p"])
 def test_a_python_router_may_name_a_pair_and_hears_of_a_wrong_one(chosen):
-    class Own:
-        name = "own"
+    def run(answer):
+        router = SimpleNamespace(name="own", choose=lambda request, fleet: answer)
+        return simulate(split(), handed_over(20), router)
 
-        def __init__(self, answer):
-            self.answer = answer
-
-        def choose(self, request, fleet):
-            return self.answer
-
-    assert set(pairs(simulate(split(), handed_over(20), Own((0, 3))))) == {("p", "e")}
+    assert set(pairs(run((0, 3)))) == {("p", "e")}
     with pytest.raises(ParameterError, match="Router 'own' chose"):
-        simulate(split(), handed_over(20), Own(chosen))
+        run(chosen)

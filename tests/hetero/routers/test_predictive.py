@@ -8,13 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetero.deployment import Deployment, Engine, KvLink
+from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.engine.state import IN_DECODE, IN_PREFILL
+from hetero.latency.step import StepModel
 from hetero.routers import (
     DEFER,
     HeteroServe,
     LatencyAware,
     LeastRequests,
+    LeastTokens,
     Normal,
     Oracle,
     Predictive,
@@ -109,32 +111,25 @@ class Equation:
             if not fleet.eligible[k] or replies[k] > end_s:
                 continue
             mine = [v for index, v in self.sent.items() if index in self.open and v[0] == k]
-            used = max(
-                (sum(v[2] for v in mine) + i_tokens + o_tokens) / cache, (len(mine) + 1) / slots
-            )
+            taken, places = sum(v[2] for v in mine) + i_tokens + o_tokens, (len(mine) + 1) / slots
+            used = max(taken / cache, places)
             s = state[k]
             running, queue = int(s["running"]), int(s["waiting"])
             if r.target_s is None or again:
-                held = used * cache if replica.engine.admission != "paged" else 0.0
-                if replica.engine.admission == "paged":
-                    held = sum(v[2] for v in mine) + i_tokens + o_tokens
-                    held *= kept / mean
-                most_used = max(held / cache, (len(mine) + 1) / slots)
+                held = kept / mean if replica.engine.admission == "paged" else 1.0
                 stands = queue and s["mode"] == IN_DECODE
                 size = replica.engine.max_step_tokens
                 backed = int(s["waiting_tokens"]) * float(step.seconds(size, 0, 0)) / size
                 stands = stands or backed > self.longest_s
-                if mine and (most_used > (0.9 if r.target_s else 1.0) or stands):
+                spare = 0.9 if r.target_s else 1.0
+                if mine and (max(taken * held / cache, places) > spare or stands):
                     continue
             if queue and s["mode"] == IN_DECODE:
                 queued = int(s["waiting_tokens"]) + queue * self.mean_out + i_tokens + o_tokens
                 used = max(used, 1 + queued / cache)
             decode_s = float(step.seconds(running, running, int(s["cached"]))) if running else 0.0
-            first = 0.0
-            if s["mode"] == IN_PREFILL:
-                first = max(float(ends[k]) - fleet.now_s, 0.0)
-            elif s["mode"] == IN_DECODE:
-                first = decode_s / 2
+            rest = {IN_PREFILL: max(float(ends[k]) - fleet.now_s, 0.0), IN_DECODE: decode_s / 2}
+            first = rest.get(int(s["mode"]), 0.0)
             ahead = 0
             if used > 1 and queue:
                 first += sum(
@@ -183,8 +178,7 @@ def test_every_decision_follows_the_equation(rate_rps, predictor, admission, tar
     reference = Equation(router, deployment, served)
     chosen = check(router, reference, deployment, served, predictor=predictor, seed=2)
     assert len(set(chosen.tolist())) > 2
-    assert DEFER in chosen or rate_rps < 10.0
-    assert reference.ended or rate_rps < 10.0
+    assert rate_rps < 10.0 or (DEFER in chosen and reference.ended)
 
 
 def split(shared):
@@ -349,3 +343,32 @@ def test_noise_in_predictions_is_not_mistaken_for_knowledge():
     steady = tail_s(deployment, served, Predictive(), predictor=Shifted(0.0))
     noisy = tail_s(deployment, served, Predictive(), predictor=Shifted(200.0))
     assert noisy < 1.5 * steady + 0.05
+
+
+@pytest.mark.parametrize(("predictor", "least"), [(Oracle(), 0.95), (Normal(), 0.84)])
+def test_unequal_replicas_end_a_batch_together(predictor, least):
+    """Ten fleets of two to four kinds, up to 5 to 1, and their parts; 99 % of 5,000 requests."""
+
+    def rate(replicas, served, router=LeastTokens()):  # noqa: B008
+        run = simulate(Deployment("x", tuple(replicas)), served, router, predictor=predictor)
+        return served.output_tokens.sum() / np.quantile(run.requests["finish_s"], 0.99)
+
+    kept, served = [], trace(5000).all_at_once()
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        engine = (Engine(), Engine("chunked", "paged", max_step_tokens=2048))[seed % 2]
+        parts = []
+        for k, slow in enumerate([1.0, *rng.uniform(1, 5, 1 + seed % 3)]):
+            step = StepModel.affine(
+                floor_s=8e-3 * slow, per_token_s=2.5e-5 * slow, per_cached_token_s=6e-8 * slow
+            )
+            one = Replica("", step, int(rng.integers(60_000, 400_000)), engine=engine)
+            parts.append([replace(one, name=f"{k}.{i}") for i in range(rng.integers(1, 5))])
+        alone = np.cumsum([0, *(rate(part, served.take(np.arange(0, 5000, 4))) for part in parts)])
+        ends = np.rint(alone / alone[-1] * 5000).astype(int)
+        shares = [served.take(np.arange(*ends[k : k + 2])) for k in range(len(parts))]
+        whole, every = sum(map(rate, parts, shares)), [one for part in parts for one in part]
+        kept.append(rate(every, served, Predictive()) / whole)
+        assert kept[-1] > rate(every, served) / whole
+    assert least < min(kept)
+    assert np.mean(kept) > least + 0.03

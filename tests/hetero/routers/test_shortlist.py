@@ -18,6 +18,7 @@ from hetero.routers.base import Floats
 from hetero.routers.predictive import KINDS, MANY
 from hetero.simulator import Event, simulate
 from hetero.workload import Trace
+from tests.hetero.routers.router_states import Wrong
 
 ENGINES = {
     "known": Engine(max_batch=12),
@@ -45,13 +46,6 @@ class Seen(Predictive):
         memory[MANY] *= self.many
         object.__setattr__(self, "kept", memory)
         return memory
-
-
-class Wrong:
-    """Predicts lengths that have little to do with the true ones."""
-
-    def predict(self, trace: Trace, rng: np.random.Generator) -> np.ndarray:
-        return rng.integers(1, 400, len(trace)).astype(np.int32)
 
 
 def step(rng: np.random.Generator) -> StepModel:
@@ -111,16 +105,8 @@ def trace(rng: np.random.Generator, count: int, rate_rps: float) -> Trace:
     wrong=st.booleans(),
 )
 def test_a_short_list_decides_as_a_look_at_all(
-    engine: Engine,
-    seed: int,
-    count: int,
-    kinds: int,
-    load: float,
-    target_s: float | None,
-    price_s: float,
-    failing: bool,
-    wrong: bool,
-) -> None:
+    engine, seed, count, kinds, load, target_s, price_s, failing, wrong
+):
     rng = np.random.default_rng(seed)
     deployment = fleet(rng, engine, count, kinds)
     served = trace(rng, 12 * count, load * count)

@@ -72,9 +72,8 @@ def test_it_finds_what_a_plain_enumeration_finds(number: int) -> None:
     # What promises most is near the best of all.
     layouts = space(base.pipelines[0].model, question)
     first = [layout for _, layout in promising(layouts, question.load(), 4)]
-    ruled = routers(question)[0]
-    rates = [goodput(built(base, layout, *ruled), question)[0] for layout in first]
-    assert max(rates) >= 0.9 * one.found_rps
+    tried = (built(base, layout, *ruled) for layout in first for ruled in routers(question)[:2])
+    assert max(goodput(plan, question)[0] for plan in tried) >= 0.9 * one.found_rps
 
 
 def test_every_way_to_divide_a_fleet_comes_once_and_by_its_bound() -> None:

@@ -23,6 +23,7 @@ from hetero.simulator import replicas as simulation
 from hetero.simulator.drivers import MissedError
 from hetero.simulator.sustained import SustainedRule
 from hetero.workload import Trace
+from tests.hetero.routers.router_states import Wrong
 
 REAL = workload.load("azure2023_conv")
 STEP = StepModel.affine(floor_s=0.01, per_token_s=5e-5, per_cached_token_s=8e-8, per_pair_s=1e-9)
@@ -52,13 +53,6 @@ def poisson(count: int, rate_rps: float, seed: int) -> Trace:
     k = rng.integers(len(REAL), size=count)
     gaps = rng.exponential(1 / rate_rps, count)
     return Trace(np.cumsum(gaps), REAL.input_tokens[k], REAL.output_tokens[k], name="poisson")
-
-
-class Wrong:
-    """Predicts a length that has nothing to do with the true one."""
-
-    def predict(self, trace: Trace, rng: np.random.Generator) -> np.ndarray:
-        return rng.integers(1, 500, len(trace)).astype(np.int32)
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())

@@ -273,12 +273,13 @@ def test_check_needs_draws_and_arrivals_on_both_sides() -> None:
 def test_names_and_sources() -> None:
     assert workload.names("twin") == NAMES
     assert set(NAMES) <= set(workload.names())
-    for wrong in (
-        lambda: workload.load("azure"),
-        lambda: workload.load("sharegpt", "fake"),  # type: ignore[arg-type]
-        lambda: workload.open_trace("no such file.csv"),
+    for wrong, says in (
+        (lambda: workload.load("azure"), "Resolve: use one of"),
+        (lambda: workload.load("mine.csv"), r"workload.open_trace\('mine.csv'\), or use"),
+        (lambda: workload.load("sharegpt", "fake"), "use"),  # type: ignore[arg-type]
+        (lambda: workload.open_trace("no such file.csv"), "use"),
     ):
-        with pytest.raises(ParameterError, match="use"):
+        with pytest.raises(ParameterError, match=says):
             wrong()
 
 

@@ -141,6 +141,8 @@ def test_weights_are_those_that_the_card_was_asked_for():
     assert (service.model, service.llm.name) == (hub, "Llama-3.1-8B")
     assert Service.of_card(asked, weights="mine/other").model == "mine/other"
     assert Service.of_card(card()).model == card().question.model
+    llm = catalog.llm("Mistral-7B")
+    assert Service.of_card(card(), llm).llm is llm
 
 
 @pytest.mark.parametrize(
@@ -151,11 +153,6 @@ def test_a_group_that_a_card_describes_wrongly(changes):
     groups = (replace(made.plan.groups[0], **changes), *made.plan.groups[1:])
     with pytest.raises(ExportError, match=r"Group r0 .* has no phase or no whole GPUs"):
         Service.of_card(replace(made, plan=replace(made.plan, groups=groups)))
-
-
-def test_another_model_than_the_card_names():
-    llm = catalog.llm("Mistral-7B")
-    assert Service.of_card(card(), llm).llm is llm
 
 
 def test_the_command_writes_what_it_says(tmp_path, said):

@@ -26,12 +26,8 @@ def test_hetero_serve_accepts_its_deployment_file(router, tmp_path):
         assert (ours.name, ours.kv_tokens) == (theirs.name, theirs.kv_tokens)
         assert float(ours.step.seconds(500)) == float(theirs.step.seconds(500))
     assert [one.url for one in found.backends] == list(files.addresses(service).values())
-
-
-def test_addresses_within_kubernetes(tmp_path):
-    service = whole()
-    write(service, "serve", tmp_path / "out", hosts="kubernetes")
-    found = settings.load(tmp_path / "out" / "deployment.yaml")
+    write(service, "serve", tmp_path / "pods", hosts="kubernetes")
+    found = settings.load(tmp_path / "pods" / "deployment.yaml")
     assert [one.url for one in found.backends] == list(kubernetes.addresses(service).values())
 
 
@@ -44,6 +40,8 @@ def test_the_routing_table_fits_its_schema_and_comes_back(tmp_path):
         assert routing.to_json(found) == text
         assert [one.name for one in found.engines] == [one.name for one in service.servings]
     assert found.engines[0].kv_tokens is None
+    with pytest.raises(DataError, match="format"):
+        routing.from_json(text.replace("table 1", "table 2"))
 
 
 def test_pairs_and_their_shares():
@@ -64,13 +62,6 @@ def test_ranges_of_lengths_and_their_shares():
     assert found.ranges[0].prefill == {names[0]: 1.0}
     assert found.ranges[1].decode == {names[1]: 0.25, names[2]: 0.25, names[3]: 0.5}
     assert found.rule.name is None
-
-
-def test_another_version_of_the_table_is_refused():
-    service = whole()
-    text = routing.to_json(routing.table(service, files.addresses(service)))
-    with pytest.raises(DataError, match="format"):
-        routing.from_json(text.replace("table 1", "table 2"))
 
 
 def test_what_the_dispatcher_cannot_serve_is_said(tmp_path):
