@@ -1,4 +1,4 @@
-"""One replica has the same step times, room and limits at every entry point, and one maker."""
+"""One replica has the same step times, room, limits and predictor at every entry point."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import pytest
 
 import hetero
 from hetero import catalog, workload
+from hetero.apps.answers.fleets import record
 from hetero.apps.cards.request import request
 from hetero.apps.explorer import explore
 from hetero.apps.serving.deployment_file import write
-from hetero.cluster import Cluster, Machine
+from hetero.cluster import Cluster, Machine, cluster
 from hetero.deployment import Replica
 from hetero.planners.xiong import plan as xiong
-from hetero.routers import LeastTokens
+from hetero.routers import LeastTokens, Oracle, Predictive
+from hetero.routers.base import DEFAULT
 from hetero.simulator import Slo
 
 CHATS = workload.load("azure2023_conv").head(400)
@@ -100,5 +102,36 @@ def test_replicas_are_made_of_facts_in_one_place() -> None:
         "simulator/pipeline_run.py",
         "simulator/warm.py",
         "apps/serving/settings.py",
-        "apps/cli/observe.py",
+        "apps/cli/profile.py",
     }
+
+
+FLEET, LLM = cluster("thunderserve-a5000-pair"), catalog.llm("Llama-3-8B")
+FEW = workload.load("azure2023_conv").head(300)
+SERVED = hetero.replicated(FLEET, LLM, {"a5000-1": 1, "a5000-2": 1})
+
+
+def test_every_answer_says_what_it_stands_on(told) -> None:
+    slo = hetero.Slo(ttft_s=2.0)
+    asked = {"model": LLM, "trace": FEW, "slo": slo, "rate": 1.0}
+    card = hetero.plan(FLEET, **asked, effort="quick")
+    compared = hetero.compare(SERVED, Predictive(), FEW, seeds=1, resample=False, slo=slo)
+    view = hetero.explore(SERVED, FEW, 1.0, slo, requests=50)
+    sized = hetero.size(**asked, gpu=["A40"], engine="any", seeds=1)
+    said = told("simulate", FLEET.name, "--requests", 50, "--router", "hetero")
+    others = (said["notes"], sized.table().notes, record(sized)["notes"])
+    for notes in (card.notes, [compared.note], view.notes, *others):
+        assert any(one.startswith(f"Predictor {DEFAULT}; engine ") for one in notes)
+    assert hetero.Question(FLEET, LLM, FEW, 1.0).engine == hetero.EngineSpec()
+    assert card.question.engine == hetero.EngineSpec().name
+
+
+def test_what_nobody_says_is_a_guess_and_not_the_truth() -> None:
+    busy, plan = (
+        FEW.all_at_once(),
+        hetero.Plan("by hand", (), SERVED, Predictive(), "hetero", None),
+    )
+    runs = [hetero.simulate(SERVED, busy, Predictive(), predictor=one) for one in (None, DEFAULT)]
+    runs += [plan.simulate(busy), plan.simulate(busy, predictor=Oracle())]
+    ends = [one.requests["finish_s"].tolist() for one in runs]
+    assert ends[0] == ends[1] == ends[2] != ends[3]

@@ -26,7 +26,6 @@ def export(ask: Ask) -> tuple[Service, list[Path]]:
         If the tool cannot express the plan.
     """
     makers, given = factories(), ask.cluster
-    card: PlanCard
     chosen = choice("--router", ask.router, makers) if ask.router is not None else None
     llm = ask.llm if ask.model is not None else None
     # The memory share is of the engines' command lines; plans are made with their own.

@@ -83,11 +83,8 @@ class Simulated(Shown):
 
     def frame(self) -> pd.DataFrame:
         """One row per request and router, with the first seed."""
-        frames = []
-        for name, run in self.runs:
-            frames.append(run.frame())
-            frames[-1].insert(0, "router", name)
-        return pd.concat(frames, ignore_index=True)
+        frames = {name: run.frame() for name, run in self.runs}
+        return pd.concat(frames, names=["router"]).reset_index("router").reset_index(drop=True)
 
     def save(self, path: Path, *, force: bool = False) -> int:
         """Write the rows of :meth:`frame` (``.csv``, ``.parquet``), and say how many."""
@@ -199,10 +196,10 @@ def simulation(ask: Ask) -> Simulated:
     seeds = range(ask.seed, ask.seed + ask.seeds)
     playing: dict[str, Any] = {"progress": ask.progress}
     if ask.figures is not None:
-        from hetero.plots import timelines
+        from hetero.plots import answers as pictures
 
         playing["sample_s"] = max(
-            float(first.arrival_s[-1] - first.arrival_s[0]) / timelines.POINTS, 1.0
+            float(first.arrival_s[-1] - first.arrival_s[0]) / pictures.POINTS, 1.0
         )
     found = compare(
         served,
@@ -229,7 +226,9 @@ def simulation(ask: Ask) -> Simulated:
         tuple(notes),
     )
     if ask.figures is not None:
-        timelines.draw(Path(ask.figures), made.runs, f"{first.source}, {about}, seed {ask.seed}")
+        pictures.timelines(
+            Path(ask.figures), made.runs, f"{first.source}, {about}, seed {ask.seed}"
+        )
     return made
 
 

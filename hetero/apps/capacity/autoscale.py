@@ -32,7 +32,7 @@ import numpy as np
 from hetero.apps.capacity.curve import DayPlan, LoadCurve
 from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Market
-from hetero.apps.capacity.states import Kind, Rental, events
+from hetero.apps.capacity.spot import Kind, Rental, events
 from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import require, require_not_negative, require_positive

@@ -30,7 +30,7 @@ from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.outcome import Outcome, dispatcher, outcome
 from hetero.apps.capacity.prices import PriceList
-from hetero.apps.capacity.states import Kind, cheapest_set
+from hetero.apps.capacity.spot import Kind, cheapest_set
 from hetero.arrays import Floats
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings

@@ -23,15 +23,16 @@ app = typer.Typer(
 )
 
 # In the order of the help. A module here holds its command, or group of commands, under its own
-# name, or in `answers`; the others are commands of a checkout, which declares them as entry points.
+# name, or in the one of `_AT`; the others are commands of a checkout, which declares them as entry
+# points.
 _COMMANDS = (
     *("data", "trace", "fit", "gpus", "profile", "measure", "simulate", "sweep"),
     *("plan", "export", "size", "resilience", "reschedule", "serve"),
     *("observe", "bench"),
     *("repro", "status", "verify", "claims", "figures", "papers", "tables"),
 )
-_AT = dict.fromkeys(("simulate", "export", "size", "resilience", "reschedule"), "answers")
-_AT |= {"gpus": "data", "measure": "profile"}
+_AT = {"trace": "data", "gpus": "data"} | dict.fromkeys(("fit", "measure", "observe"), "profile")
+_AT |= dict.fromkeys(("simulate", "export", "size", "resilience", "reschedule", "serve"), "answers")
 # What has no answer, and the nearest that has one.
 _NEAREST = {
     "--autoscale": "`hetero size --curve day.csv --autoscale 0.8`",

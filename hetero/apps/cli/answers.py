@@ -1,4 +1,4 @@
-"""``hetero simulate``, ``size``, ``resilience``, ``reschedule`` and ``export``."""
+"""``hetero simulate``, ``size``, ``resilience``, ``reschedule``, ``export`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import typer
 
 from hetero.apps import ask
 from hetero.apps.cli import options
+from hetero.errors import require
+from hetero.progress import progress
 
 _EXAMPLE = """
     name: quote of March
@@ -47,7 +49,6 @@ def simulate(
     servers are.
     """
     from hetero.apps.answers.simulation import simulation
-    from hetero.progress import progress
 
     options.new_file(output, force, *options.TABLES)
     with progress(None, "simulate") as advance:
@@ -94,7 +95,6 @@ def size(
     from hetero.apps.answers import fleets
     from hetero.apps.capacity.autoscale import Autoscaled
     from hetero.apps.capacity.sizing import Sizing
-    from hetero.errors import require
 
     options.new_file(figure, force, *options.PICTURES)
     require(
@@ -105,7 +105,7 @@ def size(
     found = options.told("size", fleets.size, **asked)
     day = found.day if isinstance(found, Autoscaled) else found
     about = f"{day.market.load.trace.source}, {asked['seeds']} seeds from {asked['seed']}"
-    options.draw(figure, force, "hetero.plots.days:draw", day, about=about)
+    options.draw(figure, force, "hetero.plots.answers:day", day, about=about)
     more = [*([day] if day is not found else []), found]
     alone = [found.alternatives()] if isinstance(found, Sizing) else []
     options.show(as_json, lambda: fleets.record(found), *more, *alone)
@@ -132,7 +132,52 @@ def reschedule(asked: dict[str, Any], as_json: options.AsJson = False) -> None:
     'none' goes on with what is left; 'light' changes phases and shares of the groups that are left
     and loads nothing; 'full' plans anew and restarts. Requests in flight are followed throughout.
     """
-    from hetero.apps.answers import reschedule as answers
+    from hetero.apps.answers import phases as answers
 
     found = answers.reschedule(**asked)
     options.show(as_json, lambda: found.record, found)
+
+
+def serve(
+    deployment: Annotated[Path, typer.Argument(help="Deployment file (YAML).")],
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; by default this machine only.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Make all that is served, but do not listen, and show the file."
+        ),
+    ] = False,
+) -> None:
+    """Dispatch requests to OpenAI-compatible engines: vLLM, SGLang, TensorRT-LLM, transformers.
+
+    Serves /v1/completions, /v1/chat/completions, /v1/embeddings, /tokenize, /v1/models,
+    /live, /ready, /health and /metrics. SIGHUP reads the file again without dropping a
+    request: add or drain engines, change the router. The file names the model, the
+    router and the engines, each with address, KV cache and the step model that
+    `hetero profile --fit` wrote; without one, its step times are learnt while it serves:
+
+        model: tiny
+        router: hetero
+        backends:
+          - {name: fast, url: "http://127.0.0.1:8001", step: fast.json, kv_tokens: 60000}
+          - {name: slow, url: "http://127.0.0.1:8002", step: slow.json, kv_tokens: 20000}
+    """
+    from hetero.engine.compiled import interpret
+
+    interpret()  # tens of engines are compared in microseconds; a compiler costs seconds and memory
+    from hetero.apps.serving.server import packages
+    from hetero.apps.serving.server import serve as run
+    from hetero.apps.serving.settings import load
+
+    if check:
+        settings = load(deployment)
+        with packages():
+            from hetero.apps.serving.dispatcher import Dispatcher, Prepared
+        made = Dispatcher(Prepared.of(settings))  # all that is served, but for an address
+        print(settings.deployment().table())
+        print(f"Router: {made.router.name}.")
+        return
+    run(deployment, host=host, port=port)

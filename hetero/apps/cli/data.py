@@ -1,12 +1,29 @@
-"""``hetero data``, public raw data listed, fetched and checked, and ``hetero gpus``."""
+"""``hetero data`` and ``trace``, public raw data and request traces, and ``hetero gpus``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.apps.cli import options
+from hetero.errors import DownloadError, require
+
+if TYPE_CHECKING:
+    from hetero.workload import Trace
+
 data = typer.Typer(no_args_is_help=True, help="Public raw data: list, fetch, check.")
+trace = typer.Typer(no_args_is_help=True, help="Request traces: describe, twin, draw, sessions.")
+
+FileOrName = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE_OR_NAME",
+        help="Trace file (of Azure, Mooncake or a benchmark, any CSV, JSON or Parquet), or a name "
+        "such as azure2023_conv.",
+    ),
+]
 
 
 @data.command("list")
@@ -30,7 +47,6 @@ def fetch(
 
     Checksums are verified. A failed download leaves earlier files as they were.
     """
-    from hetero.errors import require
     from hetero.workload import datasets
 
     require(
@@ -47,7 +63,6 @@ def fetch(
 @data.command()
 def check() -> None:
     """Verify the checksum of every file that is here; exit 1 if one is damaged."""
-    from hetero.errors import DownloadError
     from hetero.workload import datasets
 
     found = datasets.check()
@@ -68,3 +83,108 @@ def gpus(
 
     text = known.markdown() if markdown else f"{known.gpus_table()}\n\n{known.levels_table()}\n"
     print(text, end="")
+
+
+@trace.command()
+def describe(
+    file_or_name: FileOrName,
+    source: options.Source = "twin",
+    seed: options.Seed = 0,
+    columns: options.Columns = "",
+) -> None:
+    """Print lengths, their correlation, rate and burstiness of a trace."""
+    from hetero import workload
+
+    print(workload.open_trace(file_or_name, source, seed, columns=columns).describe())
+
+
+@trace.command()
+def twin(
+    file_or_name: FileOrName,
+    output: Annotated[Path, options.output("Twin to write (JSON).")],
+    draws: Annotated[int, typer.Option(min=1, help="Draws that the check averages over.")] = 20,
+    columns: options.Columns = "",
+    force: options.Force = False,
+) -> None:
+    """Fit a twin of a few KB to a real trace, and print how close its draws come."""
+    from hetero import workload
+
+    options.new_file(output, force)
+    real = workload.open_trace(file_or_name, "real", columns=columns)
+    named = file_or_name in workload.names()
+    fitted = workload.Twin.fit(real, source=workload.source_of(file_or_name) if named else "")
+    fitted.save(output, force=force)
+    print(fitted.check(real, draws))
+
+
+@trace.command()
+def draw(
+    twin_or_name: Annotated[
+        str, typer.Argument(metavar="TWIN_OR_NAME", help="Twin (JSON), or a name.")
+    ],
+    output: Annotated[Path, options.output("Trace to write (.csv, .csv.gz, .parquet).")],
+    seed: options.Seed = 0,
+    rate: Annotated[float, typer.Option(help="Multiple of the rate of the real trace.")] = 1.0,
+    force: options.Force = False,
+) -> None:
+    """Draw a trace from a twin."""
+    from hetero import workload
+
+    options.new_file(output, force, *options.TABLES)
+    named = twin_or_name in workload.names()
+    require(
+        named or Path(twin_or_name).is_file(),
+        f"'{twin_or_name}' is neither a file nor a known trace.",
+        resolve=f"check the path, or use one of {', '.join(workload.names('twin'))}.",
+    )
+    chosen = workload.load_twin(twin_or_name) if named else workload.Twin.load(twin_or_name)
+    _write(chosen.draw(seed, rate), output, force)
+
+
+@trace.command()
+def sessions(
+    output: Annotated[Path, options.output("Trace to write (.csv, .csv.gz, .parquet).")],
+    count: Annotated[int, typer.Option(min=1, help="Number of sessions.")] = 1000,
+    rate: Annotated[float, options.above_zero("Sessions that begin per second.")] = 1.0,
+    turns: Annotated[float, typer.Option(help="Mean number of turns, geometric.")] = 4.0,
+    user: Annotated[
+        float, typer.Option(help="Mean length of a user's text [tokens], exponential.")
+    ] = 100.0,
+    answer: Annotated[
+        float, typer.Option(help="Mean length of an answer [tokens], exponential.")
+    ] = 250.0,
+    system: Annotated[
+        int, typer.Option(help="Length of the prompt with which all sessions begin [tokens].")
+    ] = 0,
+    think: Annotated[
+        float, typer.Option(help="Mean time from an answer to the next turn [s], exponential.")
+    ] = 30.0,
+    token_ms: Annotated[
+        float, typer.Option(help="Time that an answer is taken to last per token [ms].")
+    ] = 30.0,
+    seed: options.Seed = 0,
+    force: options.Force = False,
+) -> None:
+    """Draw conversations: the next prompt of a session holds all that was said in it before."""
+    from hetero.apps.capacity.conversations import Conversations
+    from hetero.workload.synthetic import Exponential
+
+    options.new_file(output, force, *options.TABLES)
+    drawn = Conversations(
+        rate_per_s=rate,
+        turns=turns,
+        user_tokens=Exponential(user),
+        answer_tokens=Exponential(answer),
+        system_tokens=system,
+        think_s=think,
+        token_s=token_ms / 1e3,
+    ).draw(count, seed)
+    _write(drawn, output, force)
+
+
+def _write(drawn: Trace, output: Path, force: bool) -> None:
+    if output.suffix == ".parquet":
+        drawn.to_parquet(output, force=force)
+    else:
+        drawn.to_csv(output, force=force)
+    print(f"{len(drawn):,} requests written to {output}.")

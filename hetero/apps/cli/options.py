@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
+from typing import Annotated, Any, Optional, TypeVar
 
 import typer
 
@@ -20,9 +19,6 @@ from hetero.apps.ask import Word, Words, choice, parameter, positive, words
 from hetero.errors import CatalogError, ParameterError, require
 from hetero.files import check_new, writing
 from hetero.progress import progress
-
-if TYPE_CHECKING:
-    from hetero.apps.profiling import Endpoint
 
 T = TypeVar("T")
 
@@ -105,17 +101,14 @@ def _targets(text: str) -> Any:
 
 
 # Of commands whose other options are their own.
-_SHARED = "trace source columns seed schedule_ahead prefix_cache prefix_share"
+_SHARED = "source columns seed schedule_ahead prefix_cache prefix_share"
 _KNOWN = {one.name: made(one) for one in words(_SHARED)}
-Trace = Annotated[str, _KNOWN["trace"]]
 Source = Annotated[Any, _KNOWN["source"]]
 Columns = Annotated[str, _KNOWN["columns"]]
 Seed = Annotated[int, _KNOWN["seed"]]
 ScheduleAhead = Annotated[bool | None, _KNOWN["schedule_ahead"]]
 PrefixCache = Annotated[bool | None, _KNOWN["prefix_cache"]]
 PrefixShare = Annotated[float | None, _KNOWN["prefix_share"]]
-Url = Annotated[str, typer.Argument(help="Address of the server, as http://localhost:8000.")]
-ServedModel = Annotated[str, typer.Option(help="Name under which the server knows the model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Figure = Annotated[Path | None, typer.Option(help="Draw the plan into this file (.png, .svg).")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
@@ -197,10 +190,3 @@ def told(label: str, function: Callable[..., T], **asked: Any) -> T:
 def to_json(value: object) -> str:
     """JSON text with a line end, as every ``--json`` option prints it."""
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def endpoint(url: str, model: str, timeout_s: float) -> Endpoint:
-    """A server, with the key that the environment variable HETERO_API_KEY holds."""
-    from hetero.apps.profiling import Endpoint
-
-    return Endpoint(url, model, os.environ.get("HETERO_API_KEY", ""), timeout_s)

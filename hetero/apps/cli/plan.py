@@ -15,6 +15,9 @@ from typer.core import TyperGroup
 
 from hetero.apps import ask
 from hetero.apps.cli import options
+from hetero.errors import require
+from hetero.files import writing
+from hetero.progress import printed, progress
 
 if TYPE_CHECKING:
     from hetero.apps.cards.card import PlanCard
@@ -70,7 +73,6 @@ def card(
     from hetero.apps.cards.infeasible import NoPlanError
     from hetero.apps.cards.sections import power_table as estimate
     from hetero.cluster import find
-    from hetero.errors import require
 
     many = len(asked["model"]) > 1
     require(
@@ -116,8 +118,8 @@ def _planned(
     shown: bool, kept: bool, model: list[str], rate: list[float] | None, what_if: Any, **asked: Any
 ) -> Any:
     """The card, or cards of several models, or a comparison of changes."""
+    from hetero.apps.cards.difference import compared
     from hetero.apps.cards.several import several
-    from hetero.apps.cards.whatif import compared
 
     first, *more = rate or (None,)
     if more or len(model) > 1:
@@ -137,7 +139,6 @@ def _in_sections(shown: bool, kept: bool, **asked: Any) -> PlanCard:
 
     from hetero.apps.cards.answer import grown
     from hetero.apps.cards.sections import texts
-    from hetero.progress import printed
 
     done = 0
 
@@ -178,8 +179,6 @@ def phases(
     simulates the plan with as many of them.
     """
     from hetero.apps.answers import phases as answers
-    from hetero.files import writing
-    from hetero.progress import progress
 
     options.new_file(output, force)
     with progress(None, f"{asked['search']} search", unit="steps") as advance:
@@ -202,31 +201,15 @@ def layers(
     Prints the best placements with their maximum flow and the bound that no placement exceeds,
     then the best one node by node with its bottleneck.
     """
-    from hetero.apps.capacity.draws import flow_draws, middle
-    from hetero.planners.helix import place
+    from hetero.apps.answers import layouts as answers
 
     options.new_file(figure, force, *options.PICTURES)
-    given = ask.Ask(**asked)
-    llm, seed = given.llm, given.seed
-    found = place(given.fleet, llm, seed=seed)
-    best = found.best[0]
-    drawn = flow_draws(best, seed=seed)
-    title = f"{llm.name} on {best.placement.problem.name}: {best.flow.tokens_per_s:,.0f} tokens/s"
+    found = answers.layers(**asked)
+    best = found.plan
+    of = best.placement.problem
+    title = f"{of.llm.name} on {of.name}: {best.flow.tokens_per_s:,.0f} tokens/s"
     options.draw(figure, force, "hetero.plots.placements:figure_of", best.flow, title=title)
-    record = {
-        "tokens_per_s": best.tokens_per_s,
-        "bound_tokens_per_s": best.bound,
-        "gap": best.gap,
-        "tokens_per_s_in_draws": drawn.tolist(),
-        "bottleneck": best.flow.bottleneck,
-        "layers": {node.name: list(held) for _, node, held in best.placement.nodes()},
-        "seconds": found.seconds,
-    }
-    planned = (
-        f"Flow of plan 1: {middle(drawn, 'tokens/s')}; the bound is for these step times.\n"
-        f"Planned in {found.seconds:.1f} s."
-    )
-    options.show(as_json, lambda: record, found, f"{best.flow}\n{planned}")
+    options.show(as_json, lambda: found.record, found)
 
 
 @options.asking(ask.ISLANDS)
@@ -242,14 +225,13 @@ def islands(
     divider's layouts and shows its distance from the best of all. GPUs of your own, and prices of
     machines, come from a cluster file.
     """
-    from hetero.apps.answers import islands as answers
-    from hetero.progress import progress
+    from hetero.apps.answers import layouts as answers
 
     options.new_file(figure, force, *options.PICTURES)
     layouts = asked["batch"] * asked["iterations"]
     with progress(layouts, asked["method"], unit="layouts") as advance:
         found = answers.islands(progress=advance, **asked)
-    options.draw(figure, force, "hetero.plots.islands:draw", found.plan)
+    options.draw(figure, force, "hetero.plots.answers:islands", found.plan)
     options.show(as_json, lambda: found.record, found)
 
 

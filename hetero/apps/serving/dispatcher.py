@@ -15,16 +15,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from aiohttp import ClientSession
 
-from hetero.apps.serving.engines import Seen, client, probe
-from hetero.apps.serving.events import Usage
+from hetero.apps.serving.bodies import LengthEstimates, Usage
+from hetero.apps.serving.engines import WITHOUT_OUTPUT, Seen, Ticket, client, probe
 from hetero.apps.serving.faults import Fault, Refusal
 from hetero.apps.serving.learning import LEAST, First, StepLearner
-from hetero.apps.serving.lengths import LengthEstimates
-from hetero.apps.serving.metrics import Meters
+from hetero.apps.serving.metrics import Meters, RequestLog
 from hetero.apps.serving.records import FleetRecords
-from hetero.apps.serving.request_log import RequestLog
 from hetero.apps.serving.settings import DeploymentFile
-from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Ticket
 from hetero.deployment import Deployment
 from hetero.routers.base import DEFER, Live
 

@@ -12,8 +12,15 @@ from scipy.stats import binom
 from hetero import catalog, workload
 from hetero.apps.capacity import prices
 from hetero.apps.capacity.market import Market
-from hetero.apps.capacity.spot import cheapest_mix, play_hours, spot_risk
-from hetero.apps.capacity.states import Rental, availability, cheapest_set, states
+from hetero.apps.capacity.spot import (
+    Rental,
+    availability,
+    cheapest_mix,
+    cheapest_set,
+    play_hours,
+    spot_risk,
+    states,
+)
 from hetero.costs.cost import IN_PAPERS
 from hetero.errors import ParameterError
 from hetero.question import Load

@@ -10,8 +10,8 @@ import pytest
 
 import hetero
 from hetero import catalog, paths, simulate
-from hetero.apps.cards import whatif
 from hetero.apps.cards.answer import _of_engine
+from hetero.apps.cards.difference import changed, compared
 from hetero.apps.cards.request import adapter_bytes, request, speculation
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, Engine, Replica
@@ -102,7 +102,7 @@ def test_published_gains_are_below_what_verifying_for_free_gives():
 @pytest.mark.parametrize("said", [*KINDS.split(), "speculate=length=3,acceptance=0.8"])
 def test_no_kind_of_plan_carries_more_than_its_bound(said):
     one = Cluster("one", (Machine("m", catalog.gpu("H100-SXM"), 1),))
-    asked = request(one, **(ASKED | {"goal": 0.5} | whatif.changed(said))).question
+    asked = request(one, **(ASKED | {"goal": 0.5} | changed(said))).question
     plan, most = planner("tensor-parallel search").plan(asked), goodput_bound(asked)
     assert 0.4 * most < sustained_rps(plan, asked.load(precision=0.05), seed=0) <= most
 
@@ -189,12 +189,12 @@ def test_drafts_are_of_engines_that_exist():
     with pytest.raises(ParameterError, match="engines that exist"):
         request(PAIR, **ASKED, engine="any", speculate="length=4,acceptance=0.7")
     with pytest.raises(ParameterError, match="no change"):
-        whatif.changed("colour=red")
+        changed("colour=red")
 
 
 def test_a_comparison_has_the_question_first(monkeypatch):
     little(monkeypatch)
-    found = whatif.compared(PAIR, what_if=["kv-precision=fp8"], **ASKED)
+    found = compared(PAIR, what_if=["kv-precision=fp8"], **ASKED)
     asked, fp8 = found.variants
     assert asked.what == "as asked"
     assert found.saved(asked) == 0.0
@@ -206,7 +206,7 @@ def test_a_comparison_has_the_question_first(monkeypatch):
 def test_a_comparison_reads_all_changes_before_it_searches():
     steps: list[str] = []
     with pytest.raises(ParameterError, match="speculate"):
-        whatif.compared(PAIR, what_if=["speculate=4,0.7"], progress=steps.append, **ASKED)
+        compared(PAIR, what_if=["speculate=4,0.7"], progress=steps.append, **ASKED)
     assert not steps
 
 

@@ -1,7 +1,10 @@
+"""``hetero plan`` of a card, and ``hetero export`` of a cluster."""
+
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -67,7 +70,7 @@ def test_a_rate_that_is_too_high_is_explained(run):
         ((*ASKED, "--html", "card.png"), "The ending of card.png is of no known kind"),
         ((*ASKED, "--what-if", "precision=fp8", "-o", "card.json"), "--what-if compares plans"),
         ((*ASKED, "--model", "Qwen2.5-7B", "--cheapest"), "Several models share the whole fleet"),
-        ((*ASKED, "--against", "none.json"), "none.json: The file cannot be read as text"),
+        ((*ASKED, "--against", "none.json"), "none.json: The file cannot be read"),
     ],
 )
 def test_errors_are_one_sentence(run, arguments, says):
@@ -82,3 +85,34 @@ def test_help_names_the_card_and_the_methods(said):
     out = said("plan", "--help")
     for name in ("card", "phases", "layers", "islands", "CLUSTER"):
         assert name in out
+
+
+TWO = """
+machines:
+  - {name: big, gpu: A100-SXM-80GB, count: 2, usd_per_h: 3.6}
+  - {name: small, gpu: L40S, count: 1, usd_per_h: 1.1}
+network:
+  within_region: {bandwidth_gbit_s: 25, latency_ms: 0.1}
+"""
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> tuple[object, ...]:
+    """An export of the fleet."""
+    own = tmp_path / "own.yaml"
+    own.write_text(TWO)
+    load = ("--model", "Llama-3.1-70B", "--rate", "0.3", "--slo", "ttft=5s,tpot=200ms")
+    return "export", own, *load, "--to", "vllm", "-o", tmp_path / "files"
+
+
+def test_the_best_plan_for_vllm_is_one_that_it_runs(said, asked, tmp_path: Path) -> None:
+    assert said(*asked)
+    scripts = {path.name: path.read_text() for path in (tmp_path / "files").iterdir()}
+    assert sorted(scripts) == ["big.sh"]
+    (line,) = [line for line in scripts["big.sh"].splitlines() if "vllm serve" in line]
+    assert line.split()[0] == "CUDA_VISIBLE_DEVICES=0,1"
+
+
+def test_no_pipeline_leaves_a_machine_that_holds_the_model(said, asked, tmp_path: Path) -> None:
+    assert said(*asked, "--engine", "any")
+    assert [path.name for path in (tmp_path / "files").iterdir()] == ["big.sh"]

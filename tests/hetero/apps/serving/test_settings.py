@@ -7,9 +7,8 @@ import pytest
 pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
 
 from hetero.apps.serving import load
+from hetero.apps.serving.bodies import Events, LengthEstimates, size
 from hetero.apps.serving.dispatcher import Dispatcher, Prepared
-from hetero.apps.serving.events import Events
-from hetero.apps.serving.lengths import LengthEstimates, size
 from hetero.errors import DataError, ParameterError
 from hetero.latency import storage
 from hetero.latency.step import StepModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetero.errors import DataError, ParameterError
-from hetero.plots.timelines import draw, timeline_figure
+from hetero.plots.answers import timeline_figure, timelines
 from hetero.routers import LeastTokens, RoundRobin
 from hetero.simulator import simulate
 from tests.hetero.routers.router_states import fleet, trace
@@ -16,7 +16,7 @@ def test_one_figure_per_router_and_one_of_all(tmp_path) -> None:
         (router.name, simulate(fleet(), trace(60), router, sample_s=0.5))
         for router in (LeastTokens(), RoundRobin())
     ]
-    written = draw(tmp_path, runs, "a test")
+    written = timelines(tmp_path, runs, "a test")
     assert [path.name for path in written] == [
         "timeline_least_tokens",
         "timeline_round_robin",
@@ -45,4 +45,4 @@ def test_errors_are_clear(tmp_path) -> None:
         timeline_figure("round robin", simulate(fleet(), trace(20), RoundRobin()))
     run = simulate(fleet(), trace(20), RoundRobin(), sample_s=1.0)
     with pytest.raises(DataError, match="cannot be written"):
-        draw(tmp_path / "missing", [("round robin", run)], "a test")
+        timelines(tmp_path / "missing", [("round robin", run)], "a test")
