@@ -129,7 +129,7 @@ def test_targets_that_none_meets_carry_nothing(plan: Plan) -> None:
 
 def test_nothing_is_served_above_the_bound(plan: Plan) -> None:
     """Targets that requests meet at any rate in a short run."""
-    lax = as_in_papers(SMALL, EIGHT, CHATS.head(120), 6.0, Slo(e2e_s=1e4), least_s=1.0)
+    lax = as_in_papers(SMALL, EIGHT, CHATS.head(120), 6.0, Slo(e2e_s=300.0), least_s=1.0)
     limit = bound(lax)
     assert limit is not None
     assert screened(plan, lax, 0) == pytest.approx(limit.rps(lax.goal))
