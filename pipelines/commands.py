@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetero.apps.cli import options
+from hetero.errors import require
 
 if TYPE_CHECKING:
     from hetero.display import Table
@@ -121,7 +122,12 @@ def papers(
     """Show which code implements an equation, algorithm, table or named idea of the papers."""
     from pipelines.docs.papers import find, table
 
-    _print(table(find(" ".join(words or ()))), as_json)
+    require(
+        bool(found := find(" ".join(words or ()))),
+        f"Nothing of the papers has all of the words '{' '.join(words or ())}'.",
+        resolve="leave one out, or see `hetero papers` for all that there is.",
+    )
+    _print(table(found), as_json)
 
 
 def tables(

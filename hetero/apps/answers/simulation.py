@@ -293,6 +293,11 @@ def _planned(ask: Ask, card: PlanCard, notes: list[str]) -> tuple[Any, ...]:
         resolve="leave out --degree, --steps, and the options of engines and their memory.",
     )
     require(
+        ask.model in (plain.model, card.question.model),
+        f"The plan card is of {card.question.model}, not of {ask.model}.",
+        resolve="leave out --model, or plan for that one.",
+    )
+    require(
         not ask.router or served.deployment is not None,
         "This plan places layers over a network, with a router of its own.",
         resolve="leave out --router.",

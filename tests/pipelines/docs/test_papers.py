@@ -65,8 +65,9 @@ def test_a_search_takes_beginnings_of_words_and_whole_numbers():
     assert papers.find() == papers.items()
 
 
-def test_the_command_searches_it_and_every_command_of_a_checkout_is_one(said):
+def test_the_command_searches_it_and_every_command_of_a_checkout_is_one(said, refused):
     assert "hetero/routers/pipelines.py:by_weight" in said("papers", "IWRR")
+    assert "all of the words 'IWRR twice'" in refused("papers", "IWRR", "twice")
     declared = distribution("hetero").entry_points.select(group="hetero.commands")
     assert declared.names <= set(command().commands)
 

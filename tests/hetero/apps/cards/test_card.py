@@ -288,6 +288,8 @@ def test_json_goes_round_and_says_what_is_wrong(card, tmp_path):
         card.save(tmp_path / "card.txt")
     with pytest.raises(DataError, match="cannot be read"):
         PlanCard.load(tmp_path / "none.json")
+    with pytest.raises(ParameterError, match=r"is of .*, not of Qwen3-8B"):
+        hetero.simulation(file, model="Qwen3-8B")
 
 
 def test_text_fits_a_terminal_and_says_the_figures(card):
