@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -117,7 +118,7 @@ def by_precision(asked: CardRequest, question: Question, replan: Replan) -> Iter
 
 
 def by_budget(question: Question, replan: Replan) -> Iterator[Nearest]:
-    """The smallest budget that does, within 5 %."""
+    """What the cheapest plan costs that is found by bisection of the budget."""
     budget, all_of = question.budget_usd_per_h, question.cluster.usd_per_h
     if budget is None or all_of is None or budget >= all_of:
         return
@@ -133,6 +134,9 @@ def by_budget(question: Question, replan: Replan) -> Iterator[Nearest]:
             break
         middle = float(np.sqrt(low * high))
         low, high = (low, middle) if enough(middle) else (middle, high)
+    least = replan(replace(question, budget_usd_per_h=high)).usd_per_h
+    # Rounded up, so that the plan is within what is said.
+    high = high if least is None else math.ceil(100 * least - 1e-6) / 100
     yield Nearest("budget", f"A budget of {high:,.4g} $/h instead of {budget:,.4g}.", high, "$/h")
 
 
@@ -162,6 +166,9 @@ def by_machines(question: Question, replan: Replan, goodput_rps: float = 0.0) ->
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if suffices(grown(middle), replan) else (middle, high)
+        paid = grown(high).budget_usd_per_h
+        if paid is not None and suffices(replace(question, budget_usd_per_h=paid), replan):
+            continue  # what the machine would cost buys enough of those that are there
         price = "" if machine.usd_per_h is None else f" ({high * machine.usd_per_h:,.4g} $/h more)"
         s = "s" * (high > 1)
         text = f"{high} more machine{s} of {machine.count} x {machine.gpu.name}{price}."
