@@ -19,7 +19,7 @@ from hetero.errors import HeteroError, require
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register both; what is wrong with a question is told in one sentence."""
+    """Register ``%%fleet`` and ``%plan``; a sentence tells what is wrong with a question."""
     for magic, kind in ((fleet, "cell"), (plan, "line")):
         call = partial(_told, magic, shell.user_ns)
         shell.register_magic_function(call, kind, magic.__name__)
