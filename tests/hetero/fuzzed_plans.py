@@ -67,7 +67,7 @@ CARD = PlanCard(
     usd_per_h=3.5,
     usd_per_mtok=_FIGURE,
     bound=GoodputBound(4.0, "the flow of tokens", 50.0),
-    limits=Limits("memory", "Memory binds.", "ttft", (Limit("memory", 3.0, 90.0),)),
+    limits=Limits("memory", "Memory binds.", "ttft", (Limit("memory", 3.0),)),
     changes=(ChangeEffect("one more L4", _FIGURE, Sampled(0.1, (0.1,)), 4.0, "hetero plan"),),
     tried=(
         TriedPlanner("search", "fp16", 2.0, 3.5, 4.0, ""),

@@ -195,7 +195,7 @@ def test_any_engine_may_mix() -> None:
 def test_improvements_keep_the_rules() -> None:
     asked = [planner(name, LITTLE) for name in ("tensor-parallel search", "phase splitting")]
     found = portfolio(question(), effort=LITTLE, planners=asked)
-    assert found.simulated > 5
+    assert len(found.tried) > 2  # a plan that was improved is beside the two
     keeps_the_rules(found.plan, MIXED)
 
 
