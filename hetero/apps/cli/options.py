@@ -47,7 +47,7 @@ def asking(taken: Words) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 def host_files(given: Any) -> Any:
     """Files of a folder that has one per host, with commas between; all else as it is given."""
-    if not given or not isinstance(given, str) or not Path(given).is_dir():
+    if not isinstance(given, str) or Path(given) == Path() or not Path(given).is_dir():
         return given
     return ",".join(str(one) for one in sorted(Path(given).iterdir()) if one.is_file()) or given
 
