@@ -49,7 +49,8 @@ PRICE: Final = 1000.0
 LAYOUTS: Final = 12
 PAIR: Final = ("width_tokens", "tau")
 
-#: What the path of a search rests on beside the code of this project.
+#: What the path of a search rests on: modules, and releases beside the code of this project.
+SEARCHING: Final = ("hetero/planners/rignall/", "hetero/programs.py", "hetero/streams.py")
 RELEASES: Final = ("ax-platform", "botorch", "gpytorch", "jax", "numpyro", "ortools", "torch")
 
 #: CPU time of a layout in divider, direct and SAASBO searches [s] (AMD EPYC, 2026-11-27, Ax 1.3.1).
@@ -57,12 +58,16 @@ LAYOUT_CPU_S: Final = (0.55, 1.3, 4.0)
 
 
 def kept(state: str, code: Mapping[str, str]) -> Path | None:
-    """Folder of searches by this code and these releases; none where ``state`` is empty."""
+    """Folder of searches by this code and these releases; none where ``state`` is empty.
+
+    Of the code, what proposes layouts and solves them counts: a search's file tells its rates.
+    """
     os.environ |= {  # half of the sparse model's time goes into what jax compiles
         "JAX_COMPILATION_CACHE_DIR": str(paths.root() / "pipelines/build/compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    on = repr((sorted(code.items()), [version(name) for name in RELEASES])).encode()
+    own = sorted(item for item in code.items() if item[0].startswith(SEARCHING))
+    on = repr((own, [version(name) for name in RELEASES])).encode()
     folder = paths.root() / state / hashlib.sha256(on).hexdigest()[:12]
     if state:
         folder.mkdir(parents=True, exist_ok=True)

@@ -64,9 +64,12 @@ def test_trials_of_other_values_of_a_space_have_other_files(models, tmp_path):
 def test_searches_are_kept_by_code_and_release(monkeypatch, tmp_path):
     monkeypatch.setattr(study.paths, "root", lambda: tmp_path)
     monkeypatch.setattr(study.os, "environ", {})
-    one, same, edited = (study.kept("build", {"search.py": code}) for code in "112")
+    proposes, reads = "hetero/planners/rignall/search.py", "hetero/workload/readers.py"
+    codes = ({proposes: "1"}, {proposes: "1", reads: "1"}, {proposes: "2"})
+    one, same, edited = (study.kept("build", code) for code in codes)
     monkeypatch.setattr(study, "version", "{} 99".format)
-    assert len({one, same, edited, study.kept("build", {"search.py": "1"})}) == 3
+    assert one == same
+    assert len({one, edited, study.kept("build", codes[0])}) == 3
     assert study.kept("", {}) is None
 
 
