@@ -128,12 +128,13 @@ def promised(plan: Plan, question: Question, effort: CardEffort, goodput_rps: fl
     with the mean and deviation of the shares p within the targets in K runs, so that other requests
     are above the goal g. Each draws those at hand anew (:func:`rerun`); what comes next differs
     from them by as much again. No less may meet the targets in the first run, at smaller shares of
-    the rate, and in the later part of one's own log.
+    the rate, and in the later part of one's own log. A plan may be lost within the width of the
+    bracket, where replicas fill at once: as much is kept below the rate found.
 
     Parameters
     ----------
     goodput_rps
-        Mean over seeds, which it does not exceed.
+        Mean over seeds, which it stays below.
     """
     runs = _RUNS * effort.seeds
     width = float(stdtrit(runs - 1, 0.95)) * math.sqrt(2.0 + 1.0 / runs)
@@ -161,7 +162,7 @@ def promised(plan: Plan, question: Question, effort: CardEffort, goodput_rps: fl
             most, found = failed, 0.0
         elif found == 0:
             break
-    return found
+    return found / (1.0 + effort.precision)
 
 
 def rerun(plan: Plan, load: Load, seed: int) -> Run:
