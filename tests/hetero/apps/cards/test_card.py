@@ -115,7 +115,7 @@ def test_what_is_promised_holds_for_requests_drawn_anew(card):
     question = request(TWO_KINDS, **ASKED).question
     by_share = dict(zip(SHARES, card.at_rates, strict=True))
     assert by_share[1.0].met >= card.question.goal
-    kept = 1 + request(TWO_KINDS, **ASKED).effort.precision  # a bracket's width below what was found
+    kept = 1 + request(TWO_KINDS, **ASKED).effort.precision
     assert 0 < card.promised_rps <= card.goodput_rps.value / kept
     load = question.load(card.promised_rps)
     fresh = [load.rule.judge(rerun(card.plan, load, seed)).attained for seed in range(50, 60)]
