@@ -62,8 +62,7 @@ def status() -> Status:
     HeteroError
         If the pipeline tools are not installed, or this is not a checkout.
     """
-    params = schema.load()
-    root = paths.root()
+    params, root = schema.load(), paths.root()
     dependencies.write()
     changed = _dvc_status(root)
     lock = _yaml(root / "dvc.lock").get("stages", {})
@@ -88,8 +87,8 @@ def _sweeps(root: Path) -> Iterator[StageState]:
         if (folder / "points.csv").is_file():
             stale = spec.stale(file, folder)
             why = ("its code, data or parameters changed",) if stale else ()
-            command = f"hetero sweep {file.relative_to(root)}"
-            yield StageState(f"sweep {file.stem}", "stale" if stale else "fresh", why, command)
+            to_run = f"hetero sweep {file.relative_to(root)}"
+            yield StageState(f"sweep {file.stem}", "stale" if stale else "fresh", why, to_run)
 
 
 def _dvc_status(root: Path) -> Mapping[str, list[Any]]:

@@ -108,8 +108,7 @@ def request(steps: Steps, folder: Path) -> None:
         for _ in range(600):  # until it listens, and the engine is well
             time.sleep(0.2)
             with suppress(OSError):
-                urllib.request.urlopen(f"{here}/health").read()
-                steps.counting = True
+                steps.counting = bool(urllib.request.urlopen(f"{here}/health").read())
                 said.append(urllib.request.urlopen(f"{here}/v1/completions", _ASKED).read())
                 break
         time.sleep(0.2)  # what is done after the last word
@@ -126,5 +125,5 @@ if __name__ == "__main__":
     with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:
         walks = zip(WAYS, pool.map(follow, WAYS.values()), strict=True)
         rows = tuple((name, *steps.counts()) for name, steps in walks)
-    heads = map(Column, ("way", "files", "folders", "functions", "returns"))
-    print(Table("Walks", tuple(heads), rows))
+    heads = tuple(map(Column, ("way", "files", "folders", "functions", "returns")))
+    print(Table("Walks", heads, rows))
