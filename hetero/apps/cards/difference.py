@@ -127,24 +127,10 @@ class Difference(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; what is no number is null."""
-
-        def plain(value: float | str) -> float | str | None:
-            return None if isinstance(value, float) and not math.isfinite(value) else value
-
-        return {
-            "format": "hetero plan difference",
-            "version": 1,
-            "names": list(self.names),
-            "texts": [
-                {"what": what, "first": first, "second": second}
-                for what, first, second in self.texts
-            ],
-            "figures": [
-                {name: plain(value) for name, value in asdict(one).items()}
-                for one in self.contrasts
-            ],
-            "paired": self.paired,
-        }
+        texts = [dict(zip(("what", "first", "second"), one, strict=True)) for one in self.texts]
+        found = {"names": self.names, "texts": texts, "figures": self.contrasts}
+        head = {"format": "hetero plan difference", "version": 1}
+        return {**head, **finite(found), "paired": self.paired}
 
 
 def difference(first: PlanCard, second: PlanCard) -> Difference:

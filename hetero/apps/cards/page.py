@@ -34,6 +34,7 @@ _STYLE = """
 .hetero-card .bars{display:grid;gap:2px 10px;align-items:center;margin:10px 0;
  grid-template-columns:max-content minmax(60px,380px) minmax(9em,1fr)}
 .hetero-card .bars svg{width:100%;height:24px}
+.hetero-card svg.front{width:100%;max-width:470px}
 .hetero-card .bars line{vector-effect:non-scaling-stroke}
 """
 
@@ -65,9 +66,9 @@ def fragment(card: PlanCard) -> str:
         _figures(card),
         *(f"<p>{html.escape(said)}</p>" for said in sections.headline(card)),
         _bars(card),
-        *map(_table, shown),
+        *(_table(one) + (_front(card) if one.title == sections.FRONT else "") for one in shown),
         *(_table(table, folded=True) for table in (tried, sources)),
-        *(f"<p><small>{html.escape(note)}</small></p>" for note in card.notes),
+        *(f"<p><small>{html.escape(note)}</small></p>" for note in sections.later(card)),
         "</div>",
     ]
     return "".join(parts)
@@ -127,6 +128,38 @@ def _bar(name: str, one: Sampled, unit: str, factor: float, limit: float | None,
         text += f", {what} {sections.show(factor * limit)}"
     parts.append(f"</svg><span>{html.escape(text)}</span>")
     return "".join(parts)
+
+
+def _front(card: PlanCard) -> str:
+    """Cost against goodput of what was tried, and the front of it, a dot per plan or part."""
+    tried, front = sections.carrying(card), sections.front(card)
+    most, top = max(one.cost for one in tried), max(one.goodput_rps for one in tried)
+
+    def at(cost: float, rate: float) -> tuple[float, float]:
+        return 60 + 360 * cost / (most or 1.0), 150 - 135 * rate / top
+
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(one.cost, one.goodput_rps) for one in front))
+    dots = []
+    for one in tried:
+        x, y = at(one.cost, one.goodput_rps)
+        gpus = ", ".join(f"{count} {name}" for name, count in one.gpus.items())
+        said = f"{one.planner}: {gpus}, {sections.show(one.goodput_rps)} requests/s"
+        color = _ORANGE if one.planner == card.planner else _BLUE
+        dots.append(
+            f"<circle cx='{x:.1f}' cy='{y:.1f}' r='4' fill='{color}'>"
+            f"<title>{html.escape(said)}</title></circle>"
+        )
+    title = "Cost against goodput of what was tried, this plan orange, and the front"
+    return (
+        f"<svg class='front' viewBox='0 0 470 190' role='img' aria-label='{title}'>"
+        "<path d='M60 10V150H440' fill='none' stroke='currentColor' opacity='.5'/>"
+        f"<polyline points='60,150 {line}' fill='none' stroke='{_BLUE}' stroke-width='1.5'/>"
+        f"{''.join(dots)}<text x='54' y='19' text-anchor='end'>{sections.show(top)}</text>"
+        f"<text x='54' y='154' text-anchor='end'>0</text><text x='420' y='166' "
+        f"text-anchor='middle'>{sections.show(most, 4)}</text><text x='240' y='184' "
+        f"text-anchor='middle'>cost [{sections.cost_unit(card)}]; orange: this plan</text><text x='16' y='80' "
+        "text-anchor='middle' transform='rotate(-90 16 80)'>goodput [requests/s]</text></svg>"
+    )
 
 
 def _table(table: Table, *, folded: bool = False) -> str:

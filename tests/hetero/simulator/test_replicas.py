@@ -220,7 +220,7 @@ def test_more_caches_than_a_line_carries_are_not_sustained() -> None:
     def most(link: KvLink) -> float:
         nodes = tuple(replace(one, step=quick) for one in fan(link).replicas)
         fleet = Deployment("fan", nodes, default_link=link)
-        return saturation(fleet, trace, RoundRobin()).rate_rps
+        return saturation(fleet, trace, RoundRobin())
 
     assert most(KvLink(8.0, media=("line",))) == pytest.approx(1.0, rel=0.05)
     assert most(KvLink(8.0)) > 5.0
