@@ -45,7 +45,7 @@ def test_routing_follows_what_is_learnt_of_an_engine(tmp_path, learn):
 
     write()
     with running(*engines.values(), served):
-        assert share() > 1 / 7  # what its speed would earn, however slowly requests are sent
+        assert share() > 0.3
         wait_until(lambda: served.metrics().get('hetero_engine_step_ratio{engine="slow"}', 0) > 2)
         refits = served.metrics()['hetero_engine_refits_total{engine="slow"}']
         assert refits == learn
