@@ -66,7 +66,7 @@ def data(stage: str) -> list[str]:
 
 def state(stage: str) -> dict[str, str]:
     """Everything that results of a stage come from but its parameters, and hashes."""
-    return modules(stage) | {one: _digest(paths.root() / one) for one in data(stage)}
+    return modules(stage) | {one: digest(paths.root() / one) for one in data(stage)}
 
 
 def written(stage: str) -> str:
@@ -175,7 +175,8 @@ def _imports(node: ast.AST) -> Iterator[str]:
         yield hetero.LAZY.get(node.attr, f"hetero.{node.attr}")
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Hash of a file, or of all files of a folder with their names."""
     digest = hashlib.sha256()
     for one in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if one.is_file() and "__pycache__" not in one.parts:

@@ -71,9 +71,10 @@ def _repro(root: Path, lock: int, *, profile: str | None, traces: str | None) ->
         run.check_effect(stage, params)
     _say([f"{params.source} traces, {params.profile} profile"])
     if params.profile == schema.PAPER:
-        from pipelines.studies.island_outer_loop import forecast  # takes seconds to import
+        from pipelines.studies import island_outer_loop, league  # takes seconds to import
 
-        _say([forecast(params.of("island_outer_loop"))])
+        _say([island_outer_loop.forecast(params.of("island_outer_loop"))])
+        _say([league.forecast(params.of("arena"))])
     progress = Progress()
     environment = {
         # Stages say `python`: it is to be the one that runs this, whatever is activated.

@@ -232,13 +232,13 @@ class ArenaSection(Section):
     workloads: list[str] = Field(min_length=1, description="traces by name")
     loads: Swept = Field(description="offered loads over the best goodput of a case")
     planners: list[str] = Field(description="names of the planners that take part; all if empty")
-    routed: list[str] = Field(description="fleets on which every router is tried")
     span_s: float = Field(gt=0, description="time that arrivals last at least [s]")
     slo_scale: float = Field(
         gt=0, description="targets over the latencies of the mean request alone"
     )
     effort: Literal["quick", "normal", "thorough"] = Field(description="how much planners may try")
     jobs: int = Field(ge=1, description="cases that are played side by side")
+    state: str = Field(description="folder of the checkout that cases are kept in; none if empty")
 
 
 class ExplorerSection(Section):

@@ -1,4 +1,4 @@
-"""The contest: planners and routers on the same cases, simulated with the same requests.
+"""The contest: planners on the same cases, simulated with the same requests.
 
 A case is a cluster, a model and a workload. Every planner is asked once per case, for a load that
 is a share of the bound on throughput; what its plan carries within the targets is found by
@@ -8,13 +8,15 @@ simulation, seed by seed, and the plan is simulated at shares of the best that a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Final, TypeAlias
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pandas as pd
+from joblib import Parallel, delayed
 
 from hetero import catalog, workload
 from hetero.apps.export import vllm
@@ -23,22 +25,19 @@ from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.cluster.fleets import AS, fleet
 from hetero.engines import PAPERS
-from hetero.errors import ExportError, HeteroError, InfeasibleError, require, require_positive
+from hetero.errors import ExportError, InfeasibleError, require, require_positive
 from hetero.latency import for_gpu
 from hetero.planners.base import NORMAL, Effort, Planner
 from hetero.planners.bound import bound
-from hetero.planners.score import Estimate, Score, goodput, score
+from hetero.planners.score import Estimate, Score, score
 from hetero.plans import Plan
 from hetero.question import Question
-from hetero.routers import Builtin, factories
 from hetero.search.portfolio import Tried, ask, planner, portfolio
 from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource
-from pipelines.studies.league import CASE, GOODPUT, OWN, PORTFOLIO, PRICE, VLLM
-
-Routers: TypeAlias = Mapping[str, Builtin]
-"""Makers of routers by their names."""
+from pipelines import kept
+from pipelines.studies.league import CASE, GOODPUT, PORTFOLIO, PRICE, VLLM
 
 #: Targets are never tighter than this: people do not notice the difference.
 LEAST_TTFT_S: Final = 0.5
@@ -177,14 +176,14 @@ def case_of(match: Match, rules: Rules) -> Question:
     asked = Question(
         cluster, llm, few, 1.0, slo, rules.goal, least_s=span_s, seed=rules.seeds[0], engine=PAPERS
     )
-    count = round(span_s * _most_rps(asked))
+    count = round(span_s * most_rps(asked))
     trace = whole.sample(int(np.clip(count, _FEWEST_REQUESTS, len(whole))), stream(1, "arena"))
     slo = targets(mixed, llm, trace, rules.slo_scale)
     asked = replace(asked, trace=trace, slo=slo)
-    return replace(asked, rate_rps=rules.demand * _most_rps(asked))
+    return replace(asked, rate_rps=rules.demand * most_rps(asked))
 
 
-def _most_rps(question: Question) -> float:
+def most_rps(question: Question) -> float:
     """Bound on the throughput of a case; for a mixture of experts that of its island layouts."""
     limit = bound(question)
     if limit is not None:
@@ -219,11 +218,6 @@ def describe(matches: Sequence[Match], rules: Rules) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def every_router() -> Routers:
-    """Every router of whole replicas that can be named, by its own name."""
-    return {router.name: router for router in (make() for make in factories().values())}
-
-
 def tried(
     question: Question, planners: Sequence[Planner], rules: Rules, effort: Effort
 ) -> tuple[Tried, ...]:
@@ -243,10 +237,9 @@ def play(
     match: Match,
     planners: Sequence[Planner],
     rules: Rules,
-    routers: Routers | None = None,
     effort: Effort = NORMAL,
-) -> pd.DataFrame:
-    """The table of one case, see :func:`contest`."""
+) -> list[dict[str, object]]:
+    """The rows of one case, see :func:`contest`."""
     question = case_of(match, rules)
     answers = tried(question, planners, rules, effort)
     scores = [one.score for one in answers if one.score and one.planner != PORTFOLIO]
@@ -263,17 +256,12 @@ def play(
         head = {**match.names, "planner": answer.planner}
         plan, known = answer.plan, answer.score
         if plan is None or known is None:
-            rows.append({**head, "router": OWN, "reason": answer.reason})
+            rows.append({**head, "reason": answer.reason})
             continue
         for load in rules.loads:
             found = _cells(simulated(plan, load, known), known, plan, question.llm)
-            rows.append({**head, "router": OWN, "load": load, **found})
-        if answer.planner != PORTFOLIO and plan.deployment is not None:
-            rows += [
-                {**head, "router": name, **_routed(plan, known, question, router, rules)}
-                for name, router in (routers or {}).items()
-            ]
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(_KINDS)
+            rows.append({**head, "load": load, **found})
+    return rows
 
 
 def contest(
@@ -281,22 +269,19 @@ def contest(
     planners: Sequence[Planner],
     rules: Rules | None = None,
     *,
-    routers: Routers | None = None,
-    routed: Collection[str] | None = None,
     effort: Effort = NORMAL,
+    within: Path | None = None,
     jobs: int = 1,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> pd.DataFrame:
     """Every planner on every case.
 
     Parameters
     ----------
-    routers
-        Routers that are tried on the replicas of every plan that has replicas, by goodput.
-    routed
-        Clusters on which they are; on all by default.
     effort
         How much the portfolio may try to improve the best plans.
+    within
+        Folder of a file per case; those that are there are not played again.
     jobs
         Cases that are simulated side by side (joblib); the table is the same for any number.
     progress
@@ -305,71 +290,53 @@ def contest(
     Returns
     -------
     pandas.DataFrame
-        One row per case, planner, router and load, with the columns of :data:`COLUMNS`; a planner
-        without a plan has one row that says why, another router one row with its goodput.
+        One row per case, planner and load, with the columns of :data:`COLUMNS`; a planner without
+        a plan has one row that says why.
     """
     rules = rules or Rules()
-    advance = progress or (lambda _: None)
-    work = [
-        (m, planners, rules, routers if routed is None or m.cluster in routed else None, effort)
-        for m in matches
-    ]
-    parts = []
-    if jobs == 1:
-        for one in work:
-            parts.append(play(*one))
-            advance(1)
-    else:
-        from joblib import Parallel, delayed
-
-        calls = (delayed(play)(*one) for one in work)
-        for part in Parallel(n_jobs=jobs, return_as="generator")(calls):
-            parts.append(part)
-            advance(1)
-    if not parts:
-        return pd.DataFrame(columns=list(COLUMNS)).astype(_KINDS)
-    return pd.concat(parts, ignore_index=True)
+    told = ([(one.name, one.effort) for one in planners], rules, effort)
+    calls = (
+        delayed(kept.case)(
+            kept.file(within, " ".join(one.names.values()), *told),
+            partial(play, one, planners, rules, effort),
+        )
+        for one in matches
+    )
+    rows: list[dict[str, object]] = []
+    for part in Parallel(n_jobs=jobs, return_as="generator")(calls):
+        rows += part
+        progress(1)
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(_KINDS)
 
 
 def grid(
-    clusters: Mapping[str, str],
-    workloads: Sequence[str],
-    alike: Sequence[str] = (),
-    alike_workloads: Sequence[str] | None = None,
+    clusters: Mapping[str, str], workloads: Sequence[str], *, alike: bool = False
 ) -> tuple[Match, ...]:
-    """Every cluster with its model on every workload, each followed by its counterparts.
+    """Every cluster with its model on every workload, followed by its counterparts where asked.
 
     Parameters
     ----------
     clusters
         Model by cluster.
     alike
-        Clusters of which the homogeneous counterparts of equal price take part as well.
-    alike_workloads
-        Those of the workloads that counterparts serve; all by default.
+        Whether homogeneous fleets of equal price, one per GPU type, take part as well.
 
     Examples
     --------
-    >>> [m.cluster for m in grid({"current-small-12": "Qwen2.5-14B"}, ["sharegpt"],
-    ...     alike=["current-small-12"])]
+    >>> [m.cluster for m in grid({"current-small-12": "Qwen2.5-14B"}, ["sharegpt"], alike=True)]
     ['current-small-12', 'current-small-12 as H100-SXM', 'current-small-12 as L40S']
     """
-    found = []
-    for name, model in clusters.items():
-        found += [Match(name, model, trace) for trace in workloads]
-        if name in alike:
-            found += [
-                Match(f"{name}{AS}{kind}", model, trace)
-                for kind in fleet(name).gpu_types
-                for trace in workloads
-                if alike_workloads is None or trace in alike_workloads
-            ]
-    return tuple(found)
+    return tuple(
+        Match(fleet_name, model, trace)
+        for name, model in clusters.items()
+        for fleet_name in (name, *(f"{name}{AS}{k}" for k in fleet(name).gpu_types if alike))
+        for trace in workloads
+    )
 
 
 COLUMNS: Final = (
     *CASE,
-    *("planner", "router", "load", "rate [requests/s]"),
+    *("planner", "load", "rate [requests/s]"),
     *(GOODPUT, "goodput, low [requests/s]", "goodput, high [requests/s]"),
     *("throughput [tokens/s]", "throughput, low [tokens/s]", "throughput, high [tokens/s]"),
     *("SLO met [%]", "SLO met, low [%]", "SLO met, high [%]"),
@@ -380,7 +347,7 @@ COLUMNS: Final = (
 )
 """Columns of the table of a contest; ends named low and high are 95 % intervals over seeds."""
 
-_WORDS = {*CASE, "planner", "router", "groups", "GPUs used", VLLM, "reason"}
+_WORDS = {*CASE, "planner", "groups", "GPUs used", VLLM, "reason"}
 _KINDS = {name: object if name in _WORDS else np.float64 for name in COLUMNS}
 
 
@@ -412,25 +379,13 @@ def _cells(found: Score, known: Score, plan: Plan, llm: Llm) -> dict[str, object
         "bound [requests/s]": _number(found.bound_rps),
         "gap [%]": 100.0 * _number(found.gap),
         "own bound [requests/s]": _number(plan.bound_rps),
-        "groups": _groups(plan),
+        "groups": groups_told(plan),
         "GPUs used": ", ".join(f"{count} {name}" for name, count in plan.gpus.items()),
         VLLM: _refused(plan, llm),
     }
 
 
-def _routed(
-    plan: Plan, known: Score, question: Question, router: Builtin, rules: Rules
-) -> dict[str, object]:
-    """Goodput of another router on the replicas of a plan."""
-    other = replace(plan, router=router)
-    try:
-        rates = goodput(other, question, rules.seeds, near_rps=known.goodput_rps.mean)
-    except HeteroError as error:
-        return {"reason": error.what}
-    return {**_spread("goodput", "requests/s", Estimate.of(rates)), PRICE: _number(plan.usd_per_h)}
-
-
-def _groups(plan: Plan) -> str:
+def groups_told(plan: Plan) -> str:
     """Alike groups counted, such as ``2 x TP 4 H100-SXM (both)``."""
     labels = (f"{one.parallelism} {'+'.join(one.gpus)} ({one.phase})" for one in plan.groups)
     return "; ".join(f"{n} x {label}" for label, n in Counter(labels).items())

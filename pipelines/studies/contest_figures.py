@@ -1,10 +1,10 @@
-"""Pictures of a contest: who wins where, what it costs, how sure it is, and what routers change."""
+"""Pictures of a contest: who wins where, and whether mixing pays."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,12 +12,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import FixedLocator
 
-from hetero.plots.figures import CYCLE, heat_map, shared_legend
+from hetero.plots.figures import CYCLE, heat_map
 from pipelines.studies import league
-from pipelines.studies.league import CASE, GOODPUT, PORTFOLIO, PRICE, TIE
+from pipelines.studies.league import PORTFOLIO, RATIO, TIE
 
 #: Okabe and Ito's colours and Tol's muted ones: apart for all eyes, with a mark of its own each.
 _COLOURS: Final = (
@@ -26,17 +26,11 @@ _COLOURS: Final = (
 )
 _MARKS: Final = "osD^vPX<>hHpd8"
 _SHARES = LinearSegmentedColormap.from_list("shares", ["#F7F4EA", "#9CC7D8", "#0072B2"])
-_CHANGE = LinearSegmentedColormap.from_list("change", ["#D55E00", "#FFFFFF", "#0072B2"])
 
 
 def colours(planners: Sequence[str]) -> dict[str, str]:
     """A colour for each planner, the same in every picture of a contest; the portfolio is black."""
     return _each(planners, _COLOURS) | {PORTFOLIO: "#111111"}
-
-
-def marks(planners: Sequence[str]) -> dict[str, str]:
-    """A mark for each planner, so that no picture rests on colours alone."""
-    return _each(planners, _MARKS) | {PORTFOLIO: "*"}
 
 
 def _each(planners: Sequence[str], looks: Sequence[str]) -> dict[str, str]:
@@ -78,110 +72,43 @@ def winners_figure(table: pd.DataFrame, labels: Mapping[str, str] | None = None)
     return fig
 
 
-def fronts_figure(
-    table: pd.DataFrame, cases: Sequence[tuple[str, str]], labels: Mapping[str, str] | None = None
+def pays_figure(
+    pays: pd.DataFrame, worlds: pd.DataFrame, labels: Mapping[str, str] | None = None
 ) -> Figure:
-    """Goodput over price, one panel per model and workload; a line joins what nothing beats.
+    """What a mixed fleet carries over the best homogeneous one of equal price, fleet by fleet.
 
-    Parameters
-    ----------
-    cases
-        Model and workload of each panel.
-    labels
-        Shorter names of workloads.
+    A mark per workload with its 95 % interval over seeds, the fleet that gains most on top; the
+    band is the interval of the mean over fleets.
     """
-    found = league.pareto_frame(table, ["model", "workload"])
-    names = list(dict.fromkeys(table["planner"]))
-    colour, mark = colours(names), marks(names)
-    fig, axes, lowest = _panels(len(cases), 2 if len(cases) == 4 else 3, (3.3, 1.9), (2.75, 0.5))
-    shown: dict[str, Line2D] = {}
-    for axis, (model, workload) in zip(axes.flat, cases, strict=False):
-        here = found[(found["model"] == model) & (found["workload"] == workload)]
-        front = here[here["efficient"]].sort_values(PRICE)
-        axis.step(
-            front[PRICE], front[GOODPUT], where="post", color="#555555", linewidth=1.0, zorder=1
-        )
-        for name in names:
-            one = here[here["planner"] == name]
-            for alike, group in one.groupby(one["cluster"].str.contains(" as "), sort=True):
-                (line,) = axis.plot(
-                    group[PRICE], group[GOODPUT], linestyle="", marker=mark[name],
-                    color=colour[name], markersize=5.5, zorder=2 if alike else 3,
-                    markerfacecolor="white" if alike else colour[name],
-                )  # fmt: skip
-                if not alike or name not in shown:
-                    shown[name] = line
-        axis.set_title(f"{model}, {(labels or {}).get(workload, workload)}", fontsize=8.5)
-        axis.set_ylim(bottom=0)
-        axis.margins(x=0.1)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("goodput [requests/s]")
-    for axis in lowest:
-        axis.set_xlabel("price of the GPUs in use [$/h]")
-    if found["cluster"].str.contains(" as ").any():
-        shown["hollow: one GPU type,\nsame price"] = Line2D(
-            [], [], marker="o", color="#555555", markerfacecolor="white", linestyle=""
-        )
-    fig.legend(list(shown.values()), list(shown), loc="outside right upper", fontsize=7.5)
-    return fig
-
-
-def bars_figure(
-    table: pd.DataFrame,
-    cases: Sequence[tuple[str, str, str]],
-    labels: Mapping[str, str] | None = None,
-    *,
-    intervals: bool = True,
-) -> Figure:
-    """Goodput of every planner, and its 95 % interval over seeds if asked for, a panel per case.
-
-    A line stands at the bound where it is within the panel, a cross where a planner
-    has no plan. Two seeds make an interval that says nothing, from 0 to above the bound.
-    """
-    import seaborn as sns
-
-    own = league.plans_frame(table)
-    names = list(dict.fromkeys(own["planner"]))
-    colour = colours(names)
-    heights = (0.21 * len(names) + 0.85, 0.3)
-    fig, axes, lowest = _panels(len(cases), 3, (3.1, 1.2), heights, sharey=True)
-    for axis, case in zip(axes.flat, cases, strict=False):
-        here = own[(own[CASE] == list(case)).all(axis=1)].set_index("planner").reindex(names)
-        mean = here[GOODPUT]
-        low, high = (here[f"goodput, {end} [requests/s]"] for end in ("low", "high"))
-        sns.barplot(x=mean, y=names, hue=names, palette=colour, saturation=1, width=0.72, ax=axis)
-        if intervals:
-            axis.errorbar(
-                mean, names, xerr=[mean - low.clip(lower=0), high - mean], fmt="none",
-                ecolor="#444444", elinewidth=0.9,
-            )  # fmt: skip
-        for name in mean.index[mean.isna()]:
-            axis.plot(0.02, name, "x", color="#999999", transform=axis.get_yaxis_transform())
-        limit = here["bound [requests/s]"].max()
-        if np.isfinite(limit):
-            axis.axvline(limit, color="#777777", linewidth=0.9, linestyle=":")
-        cluster, model, workload = case
-        told = (labels or {}).get(workload, workload)
-        axis.set_title(f"{cluster}\n{model}, {told}", fontsize=8)
-        axis.tick_params(axis="y", labelsize=7.5)
-        axis.set(xlim=(0, None), xlabel="")
-    for axis in lowest:
-        axis.set_xlabel("goodput [requests/s]")
-    axes[0, 0].plot([], [], "x", color="#999999", label="no plan")
-    axes[0, 0].plot([], [], ":", color="#777777", linewidth=0.9, label="bound")
-    shared_legend(fig)
-    return fig
-
-
-def routers_figure(table: pd.DataFrame) -> Figure:
-    """Heat map: what another router makes of a planner's replicas, median over the cases."""
-    wide = league.routers_frame(table).pivot_table(
-        index="planner", columns="router", values="over its own [%]", aggfunc="median", sort=False
-    )
-    rows, columns = wide.shape
-    fig, axis = plt.subplots(figsize=(2.7 + 0.58 * columns, 1.8 + 0.27 * rows))
-    heat_map(wide, axis, annot=True, fmt="+.0f", cmap=_CHANGE, vmin=-60, vmax=60)
-    _names_above(axis)
+    found = pays.assign(log=np.log(pays[RATIO])).dropna(subset="log")
+    order = found.groupby("cluster")["log"].mean().sort_values(kind="stable").index
+    workloads = list(dict.fromkeys(pays["workload"].sort_values()))
+    colour, mark = _each(workloads, _COLOURS), _each(workloads, _MARKS)
+    fig, axis = plt.subplots(figsize=(8.4, 1.5 + 0.46 * len(order)))
+    mean, low, high = worlds[[RATIO, "low", "high"]].iloc[0]
+    if high > low:
+        told = f"mean over fleets: {mean:.2f} ({low:.2f} to {high:.2f})"
+        axis.axvspan(low, high, color="#DDDDDD", zorder=0, label=told)
+    axis.axvline(mean, color="#555555", linewidth=1.2, linestyle="--", zorder=1)
+    axis.axvline(1.0, color="#111111", linewidth=1.0, zorder=1)
+    for k, name in enumerate(workloads):
+        one = found[found["workload"] == name]
+        y = order.get_indexer(one["cluster"]) + 0.22 * ((len(workloads) - 1) / 2 - k)
+        ends = np.abs(one[["low", "high"]].to_numpy().T - one[RATIO].to_numpy())
+        axis.errorbar(
+            one[RATIO], y, xerr=ends, fmt=mark[name], color=colour[name], markersize=6,
+            elinewidth=1.1, label=(labels or {}).get(name, name),
+        )  # fmt: skip
+    rows = found.drop_duplicates("cluster").set_index("cluster").loc[order]
+    axis.set_yticks(range(len(order)), rows.index + ", " + rows["model"] + "\n" + rows["GPUs"])
+    axis.tick_params(axis="y", labelsize=7.5, length=0)
+    axis.set(xscale="log", ylim=(-0.6, len(order) - 0.4))
+    axis.xaxis.set_major_locator(FixedLocator([0.25, 0.33, 0.5, 0.67, 0.8, 1, 1.25, 1.5, 2, 3, 4]))
+    axis.xaxis.set_major_formatter("{x:g}x")
+    axis.minorticks_off()
+    axis.set_xlabel("goodput over that of the best single GPU type for as much money")
+    axis.grid(axis="x", color="#EEEEEE", zorder=0)
+    fig.legend(loc="outside upper center", ncols=4, fontsize=8)
     return fig
 
 
@@ -214,27 +141,6 @@ def standings_figure(table: pd.DataFrame) -> Figure:
     axis.set(ylabel="", xlim=(0, None))
     axis.set_xlabel("goodput over the best of any single planner in the case [%]")
     return fig
-
-
-def _panels(
-    count: int,
-    across: int,
-    width: tuple[float, float],
-    height: tuple[float, float],
-    *,
-    sharey: bool = False,
-) -> tuple[Figure, Any, list[Axes]]:
-    """So many panels, those of the grid that are left over hidden, and the lowest of each column.
-
-    Sizes are those of a panel and of what is beside them [inches].
-    """
-    across = max(min(across, count), 1)
-    down = max(-(-count // across), 1)
-    size = width[0] * across + width[1], height[0] * down + height[1]
-    fig, axes = plt.subplots(down, across, figsize=size, sharey=sharey, squeeze=False)
-    for axis in axes.flat[count:]:
-        axis.set_visible(False)
-    return fig, axes, list(axes.flat[max(0, count - across) : count])
 
 
 def _names_above(axis: Axes) -> None:

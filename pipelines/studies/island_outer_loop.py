@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +28,7 @@ from hetero.planners.rignall.parallelism import READINGS
 from hetero.planners.rignall.rates import RateTable
 from hetero.planners.rignall.search import Objective, Search, Trials, search
 from hetero.plots import figures
+from pipelines import kept
 
 #: Inventories of Rignall's Table 5.1, 512 $/h each, and what the thesis prints for them.
 GPUS: Final = ("H200", "H800", "H20")
@@ -57,21 +56,13 @@ RELEASES: Final = ("ax-platform", "botorch", "gpytorch", "jax", "numpyro", "orto
 LAYOUT_CPU_S: Final = (0.55, 1.3, 4.0)
 
 
-def kept(state: str, code: Mapping[str, str]) -> Path | None:
-    """Folder of searches by this code and these releases; none where ``state`` is empty.
-
-    Of the code, what proposes layouts and solves them counts: a search's file tells its rates.
-    """
+def folder(state: str, code: Mapping[str, str]) -> Path | None:
+    """Folder of searches, by what proposes layouts and solves them: their files tell its rates."""
     os.environ |= {  # half of the sparse model's time goes into what jax compiles
         "JAX_COMPILATION_CACHE_DIR": str(paths.root() / "pipelines/build/compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    own = sorted(item for item in code.items() if item[0].startswith(SEARCHING))
-    on = repr((own, [version(name) for name in RELEASES])).encode()
-    folder = paths.root() / state / hashlib.sha256(on).hexdigest()[:12]
-    if state:
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder if state else None
+    return kept.folder(state, code, SEARCHING, RELEASES)
 
 
 def forecast(section: Mapping[str, Any]) -> str:

@@ -1,17 +1,18 @@
 """League of planners: who wins where, by how much, and at what price.
 
 Everything here reads the table of a contest (:mod:`pipelines.studies.contest`): one row per case,
-planner, router and load. A case is a cluster, a model and a workload.
+planner and load. A case is a cluster, a model and a workload.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
-from hetero.cluster.fleets import AS
+from hetero.cluster.fleets import AS, fleet, gpu_prices
 from hetero.intervals import interval
 
 CASE: Final = ["cluster", "model", "workload"]
@@ -20,22 +21,39 @@ GOODPUT: Final = "goodput [requests/s]"
 PRICE: Final = "price [$/h]"
 VLLM: Final = "vLLM refuses"
 """Column that says why an export for vLLM refuses a plan; empty where it writes one."""
-OWN: Final = "its own"
-"""Router of a row that plays a plan with the rule it came with."""
 PORTFOLIO: Final = "portfolio"
 """Name of the planner that tries the others; it is never the measure of a case."""
+SEARCHED: Final = "seen by the search [requests/s]"
+PLAIN: Final = "by least requests [requests/s]"
+ALONE: Final = "best planner alone [requests/s]"
+RATIO: Final = "mixed over homogeneous"
 TIE: Final = 0.02
 """Goodputs this close are equal: as close as the search for them goes."""
 
 
+WORLDS: Final = {
+    "as planned": GOODPUT,
+    "least requests in place of its router": PLAIN,
+    "best planner alone, no search": ALONE,
+    "prefill and decode apart where that is better": GOODPUT,
+}
+"""What the comparison is made with, one thing changed at a time, and the column that tells it."""
+
+
+#: CPU time of a case on fleets below 9, below 25 and of more GPUs, alone and with all planners [s]
+#: (AMD EPYC, 2026-11-28).
+CASE_CPU_S: Final = (9.0, 9.0, 20.0)
+CONTEST_CPU_S: Final = (40.0, 40.0, 80.0)
+
+
 def plans_frame(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per case and planner, simulated with the router it came with, with two more columns.
+    """One row per case and planner, with two more columns.
 
     ``share of best`` is the goodput over the highest of any single planner in the case (the
     portfolio may exceed 1), 0 where a planner found no plan or its plan meets the targets at no
     rate, and ``wins`` whether no single planner is more than 2 % better.
     """
-    own = table[table["router"] == OWN].drop_duplicates([*CASE, "planner"]).copy()
+    own = table.drop_duplicates([*CASE, "planner"]).copy()
     best = own[own["planner"] != PORTFOLIO].groupby(CASE, sort=False)[GOODPUT].max().rename("best")
     own = own.merge(best, on=CASE, how="left")
     own_rps, top = own[GOODPUT].fillna(0.0).to_numpy(), own.pop("best").fillna(0.0).to_numpy()
@@ -71,7 +89,9 @@ def league_frame(table: pd.DataFrame) -> pd.DataFrame:
                 "of them on vLLM": int(group.loc[share > 0, VLLM].isna().sum()),
                 "cases": len(share),
                 "wins": int(group["wins"].sum()),
-                "geometric mean [% of best]": 100 * geometric_mean(served),
+                "geometric mean [% of best]": 100 * np.exp(np.log(served).mean())
+                if len(served)
+                else np.nan,
                 "lowest [% of best]": 100 * served.min() if len(served) else np.nan,
                 "mean over all cases [% of best]": 100 * share.mean(),
             }
@@ -86,17 +106,6 @@ def league_frame(table: pd.DataFrame) -> pd.DataFrame:
     return found.reset_index(drop=True)
 
 
-def geometric_mean(shares: np.ndarray) -> float:
-    """Geometric mean of positive numbers; NaN of none.
-
-    Examples
-    --------
-    >>> round(geometric_mean(np.array([0.5, 2.0])), 9)
-    1.0
-    """
-    return float(np.exp(np.log(shares).mean())) if len(shares) else float("nan")
-
-
 def shares_frame(table: pd.DataFrame) -> pd.DataFrame:
     """Share of the best goodput by case (rows) and planner (columns); NaN without a plan.
 
@@ -109,189 +118,127 @@ def shares_frame(table: pd.DataFrame) -> pd.DataFrame:
     return wide.reindex(index=rows, columns=list(own["planner"].drop_duplicates()))
 
 
-def pareto_frame(table: pd.DataFrame, among: list[str]) -> pd.DataFrame:
-    """Plans with a price and a goodput, and whether none is at most as dear and carries more.
-
-    Parameters
-    ----------
-    among
-        Columns within which plans are compared, such as model and workload.
-
-    Returns
-    -------
-    pandas.DataFrame
-        The rows of :func:`plans_frame` that have both, with the columns ``efficient`` and ``goodput
-        per dollar [requests/$]``.
-    """
-    own = plans_frame(table)
-    own = own[own[PRICE].notna() & (own[GOODPUT] > 0)].copy()
-    own["goodput per dollar [requests/$]"] = 3600.0 * own[GOODPUT] / own[PRICE]
-    own["efficient"] = False
-    for _, group in own.groupby(among, sort=False):
-        ordered = group.sort_values([PRICE, GOODPUT], ascending=[True, False], kind="stable")
-        best = -np.inf
-        for index, goodput in zip(ordered.index, ordered[GOODPUT], strict=True):
-            own.loc[index, "efficient"] = bool(goodput > best)
-            best = max(best, float(goodput))
-    return own.reset_index(drop=True)
-
-
-def routers_frame(table: pd.DataFrame) -> pd.DataFrame:
-    """Every router on the replicas of every plan, against the rule that the plan came with.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per case, planner and router other than its own, with ``over its own [%]``: the
-        goodput over that of the plan's own rule, less 1.
-    """
-    keys = [*CASE, "planner"]
-    once = table.drop_duplicates([*keys, "router"])
-    own = once[once["router"] == OWN].set_index(keys)[GOODPUT].rename("own")
-    other = once[(once["router"] != OWN) & once[GOODPUT].notna()].join(own, on=keys)
-    other = other[other["own"] > 0].copy()
-    other["over its own [%]"] = 100.0 * (other[GOODPUT] / other["own"] - 1.0)
-    return other[[*keys, "router", GOODPUT, "over its own [%]"]].reset_index(drop=True)
-
-
-def ingredients_frame(table: pd.DataFrame) -> pd.DataFrame:
-    """What a mixed fleet, phases apart, a router that predicts, and the search are each worth.
-
-    Each is a ratio of two goodputs of the same case: the best plan on the mixed fleet over the best
-    on a homogeneous one of equal price; the best plan of any single planner that serves prefill and
-    decode apart over the best that does not; our router over least requests on the same replicas;
-    the portfolio, which searches by simulation, over the best single planner.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row each: the number of ratios, their geometric mean less 1 with its 95 % interval over
-        cases (Student's t of the logarithms), the lowest and the highest [%].
-    """
-    own = plans_frame(table)
-    own = own[own[GOODPUT] > 0]
-    single = own[own["planner"] != PORTFOLIO]
-    split = single["groups"].str.contains("(prefill)", regex=False)
-
-    def best(rows: pd.DataFrame) -> pd.Series:
-        return rows.groupby(CASE, sort=False)[GOODPUT].max()
-
-    swapped = routers_frame(table).pivot_table(
-        index=[*CASE, "planner"], columns="router", values=GOODPUT, sort=False
+def _sides(rows: pd.DataFrame, value: str) -> pd.DataFrame:
+    """By case and seed what the mixed fleet carries, and the best of the homogeneous ones."""
+    rows = rows.assign(
+        fleet=rows["cluster"].str.split(AS).str[0],
+        seen=rows[SEARCHED].fillna(0.0).astype(float),
+        value=rows[value].fillna(0.0).astype(float),
     )
-    usual = swapped.get("least requests", pd.Series(dtype=float))
-    ratios = {
-        "mixed fleet, over homogeneous of equal price": mixed_over_alike_frame(table)[
-            "mixed over homogeneous"
-        ],
-        "prefill and decode apart, over both on every replica": best(single[split])
-        / best(single[~split]),
-        "router hetero, over least requests": swapped.get("hetero", usual) / usual,
-        "portfolio, over the best single planner": best(own[own["planner"] == PORTFOLIO])
-        / best(single),
-    }
-    rows = []
-    for what, ratio in ratios.items():
-        found = ratio.to_numpy(np.float64)
-        logs = np.log(found[np.isfinite(found) & (found > 0)])
-        if len(logs):
-            sure = interval(logs) if len(logs) > 1 else (np.nan, np.nan)
-            shown = 100.0 * np.expm1([logs.mean(), *sure, logs.min(), logs.max()])
-            rows.append((what, len(logs), *shown))
-    columns = ("mean", "95 % low", "95 % high", "lowest", "highest")
-    return pd.DataFrame(rows, columns=["ingredient", "ratios", *(f"{one} [%]" for one in columns)])
+    rows["side"] = np.where(rows["cluster"] == rows["fleet"], "mixed", "alike")
+    rows["mean"] = rows.groupby(CASE)["seen"].transform("mean")
+    own = ["fleet", *CASE[1:], "side"]
+    best = rows[rows["mean"] == rows.groupby(own)["mean"].transform("max")]
+    keys = ["fleet", *CASE[1:], "seed"]
+    return best.pivot_table(index=keys, columns="side", values="value", sort=False)
 
 
-def takeaway(table: pd.DataFrame) -> str:
-    """What a reader should take away, in sentences whose every number is computed."""
-    own = plans_frame(table)
-    ranked = league_frame(table)
-    single = ranked[ranked["planner"] != PORTFOLIO]
-    cases = int(own.groupby(CASE).ngroups)
-    # What a fixed choice costs is told by the planner that loses least over all cases.
-    steady = single.sort_values("mean over all cases [% of best]", ascending=False).iloc[0]
-    most = single.sort_values("wins", ascending=False, kind="stable").iloc[0]
-    winners = int((single["wins"] > 0).sum())
-    first = (
-        f"{most['planner']} is within 2 % of the best in {_cases(cases)} of {cases}"
-        if int(most["wins"]) == cases
-        else f"No planner is best everywhere: {winners} of {len(single)} win somewhere, "
-        f"{most['planner']} most often ({int(most['wins'])} of {cases} cases)"
-    )
-    text = [
-        first,
-        f"whoever always takes {steady['planner']} keeps "
-        f"{steady['mean over all cases [% of best]']:.0f} % of what the best planner of each case "
-        "carries",
-    ]
-    whole = ranked[ranked["planner"] == PORTFOLIO]
-    if len(whole):
-        reach = whole["geometric mean [% of best]"].iloc[0]
-        text.append(f"the portfolio, which tries them all, {reach:.0f} %")
-    sentences = "; ".join(text) + "."
-    mixed = mixed_over_alike_frame(table)
-    if len(mixed):
-        ratio = geometric_mean(mixed["mixed over homogeneous"].to_numpy())
-        ahead = int((mixed["mixed over homogeneous"] > 1 + TIE).sum())
-        sentences += (
-            f" A mixed fleet carries {ratio:.2f} times what the best homogeneous one of the same "
-            f"price does (geometric mean of {_cases(len(mixed))}, ahead in {ahead})."
-        )
-    swapped = routers_frame(table)
-    if len(swapped):
-        gains = swapped.groupby([*CASE, "planner"])["over its own [%]"].max()
-        losses = swapped.groupby([*CASE, "planner"])["over its own [%]"].min()
-        sentences += (
-            f" On the same replicas the best other router moves goodput by {gains.median():+.0f} % "
-            f"(median over plans) and the worst by {losses.median():+.0f} %."
-        )
-    return sentences
+def _worlds(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The two sides in each world."""
+    apart = table["apart"].astype(bool)
+    both = table[table["seed"].isin(table["seed"][apart])]
+    ranked = both.sort_values(SEARCHED, kind="stable", na_position="first")
+    either = ranked.drop_duplicates([*CASE, "seed"], keep="last").sort_index()
+    tables = (*(table[~apart],) * (len(WORLDS) - 1), either)
+    return {w: _sides(t, WORLDS[w]) for w, t in zip(WORLDS, tables, strict=True)}
 
 
-def _cases(count: int) -> str:
-    return "1 case" if count == 1 else f"{count} cases"
+def _logs(above: pd.Series, below: pd.Series) -> pd.Series:
+    """Logarithms of ratios, where both carry something."""
+    ratio = above / below.where(below > 0)
+    return ratio[ratio > 0].apply(np.log)
 
 
-def mixed_over_alike_frame(table: pd.DataFrame) -> pd.DataFrame:
-    """Best goodput of each mixed fleet over that of its best homogeneous counterpart.
+def pays_frame(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per case, the best ratios first: what the mixed fleet carries over the best other.
 
-    Returns
-    -------
-    pandas.DataFrame
-        One row per case of a mixed fleet that has counterparts: both goodputs, the counterpart,
-        and ``mixed over homogeneous``.
+    Columns ``low`` and ``high`` are a 95 % interval over seeds. ``parts apart`` is what the GPUs of
+    the fleet would carry if each type carried as much for its money as it does in a fleet of its
+    own, over the best of these; ``mixing adds`` is the rest of the ratio.
     """
-    own = plans_frame(table)
-    own = own[own[GOODPUT].notna()]
-    best = own.loc[own.groupby(CASE, sort=False)[GOODPUT].idxmax()]
-    base = best["cluster"].str.split(AS).str[0]
-    rows = []
-    for _, row in best[best["cluster"] == base].iterrows():
-        same = (base == row["cluster"]) & (best["cluster"] != base)
-        for column in ("model", "workload"):
-            same &= best[column] == row[column]
-        rivals = best[same]
-        if not len(rivals):
-            continue
-        rival = rivals.loc[rivals[GOODPUT].idxmax()]
+    sides, rows = _worlds(table)["as planned"], []
+    for case, of in sides.groupby(["fleet", *CASE[1:]], sort=False):
+        logs = _logs(of["mixed"], of["alike"])
+        low, high = interval(logs) if len(logs) else (np.nan, np.nan)
+        mixed, ratio = fleet(str(case[0])), float(np.exp(logs.mean()))
+        own = (table[CASE[1:]] == [*case[1:]]).all(axis=1) & ~table["apart"].astype(bool)
+        means = table[own].groupby("cluster")[[SEARCHED, GOODPUT, PRICE]].mean().fillna(0.0)
+        alike = {kind: means.loc[f"{case[0]}{AS}{kind}"] for kind in mixed.gpu_types}
+        rival = max(alike, key=lambda kind: alike[kind][SEARCHED])
+        usd = {kind: mixed.gpu_counts[kind] * one for kind, one in gpu_prices(mixed).items()}
+        apart = sum(usd[kind] * one[GOODPUT] / one[PRICE] for kind, one in alike.items())
+        parts = apart / of["alike"].mean() if of["alike"].mean() > 0 else np.nan
+        counts = fleet(f"{case[0]}{AS}{rival}").gpu_counts
         rows.append(
             {
-                **{column: row[column] for column in CASE},
-                GOODPUT: row[GOODPUT],
-                "planner": row["planner"],
-                "homogeneous": rival["cluster"],
-                "its " + GOODPUT: rival[GOODPUT],
-                "its planner": rival["planner"],
-                "mixed over homogeneous": row[GOODPUT] / rival[GOODPUT]
-                if rival[GOODPUT] > 0
-                else np.inf,
+                **dict(zip(CASE, case, strict=True)),
+                "GPUs": " + ".join(f"{n} {name}" for name, n in mixed.gpu_counts.items()),
+                GOODPUT: of["mixed"].mean(),
+                "homogeneous": " + ".join(f"{n} {name}" for name, n in counts.items()),
+                "its " + GOODPUT: of["alike"].mean(),
+                RATIO: ratio,
+                "low": np.exp(low),
+                "high": np.exp(high),
+                "per dollar spent": ratio * alike[rival][PRICE] / (mixed.usd_per_h or np.nan),
+                "parts apart": parts,
+                "mixing adds [%]": 100.0 * (ratio / parts - 1.0),
             }
         )
-    return pd.DataFrame(rows, columns=list(_MIXED))
+    return pd.DataFrame(rows).sort_values(RATIO, ascending=False, ignore_index=True)
 
 
-_MIXED: Final = (
-    *CASE,
-    *(GOODPUT, "planner", "homogeneous", "its " + GOODPUT, "its planner"),
-    "mixed over homogeneous",
-)
+def worlds_frame(table: pd.DataFrame) -> pd.DataFrame:
+    """What a mixed fleet carries over the best homogeneous one, as planned and otherwise.
+
+    Geometric means; intervals are over fleets, of which each counts once with the mean of its
+    workloads and seeds. The last columns say how the change moves either side [%].
+    """
+    worlds, rows = _worlds(table), []
+    first = worlds["as planned"]
+    for name, sides in worlds.items():
+        logs = _logs(sides["mixed"], sides["alike"])
+        by_case, fleets = np.exp(logs.groupby(["fleet", *CASE[1:]]).mean()), logs.groupby("fleet")
+        means = fleets.mean()
+        low, high = interval(means)
+        moved = (_logs(sides[one], first[one]).mean() for one in ("mixed", "alike"))
+        rows.append(
+            (name, len(means), len(by_case), *np.exp([means.mean(), low, high]),
+             int((by_case > 1 + TIE).sum()), int((by_case < 1 - TIE).sum()),
+             *(100.0 * np.expm1(one) for one in moved))
+        )  # fmt: skip
+    columns = ["comparison", "fleets", "cases", RATIO, "low", "high", "pays in", "loses in"]
+    return pd.DataFrame(rows, columns=[*columns, "mixed moves [%]", "homogeneous moves [%]"])
+
+
+def headline(pays: pd.DataFrame, worlds: pd.DataFrame) -> str:
+    """Whether a mixed fleet pays, what each ingredient moves, and the cases against it."""
+    first, ratios = worlds.iloc[0], worlds.set_index("comparison")[RATIO]
+    others = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.iloc[1:].items())
+    # Frames have the best first: against a loss speak the first, against a gain the last.
+    against = pays.dropna(subset=RATIO).iloc[:: 1 if first[RATIO] < 1 else -1].head(3)
+    cases = "; ".join(
+        f"{one['cluster']} ({one['workload']}) {one[RATIO]:.2f}, its types apart "
+        f"{one['parts apart']:.2f} and mixing {one['mixing adds [%]']:+.0f} %"
+        for _, one in against.iterrows()
+    )
+    return (
+        f"A mixed fleet carries {first[RATIO]:.2f} times what the best single GPU type for as much "
+        f"money does (95 % over {_counted(first['fleets'], 'fleet')}: {first['low']:.2f} to "
+        f"{first['high']:.2f}); it pays in {first['pays in']} and loses in {first['loses in']} of "
+        f"{_counted(first['cases'], 'case')}. Otherwise: {others}. Against it most: {cases}."
+    )
+
+
+def forecast(section: Mapping[str, Any]) -> str:
+    """How long the cases of the paper profile take, by some on fleets of three sizes."""
+    runs, contests = (len(section[of]) for of in ("alike_workloads", "workloads"))
+    runs, hours = runs * (len(section["seeds"]) + 1), 0.0
+    for name in (text.split()[0] for text in section["clusters"]):
+        at, types = np.searchsorted((9, 25), fleet(name).gpus), len(fleet(name).gpu_types)
+        hours += contests * CONTEST_CPU_S[at] / 3600
+        hours += runs * (1 + types) * CASE_CPU_S[at] / 3600 if name in section["alike"] else 0
+    return f"The contest, and fleets of equal price: about {hours:.1f} CPU hours."
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

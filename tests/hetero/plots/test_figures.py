@@ -14,7 +14,7 @@ from hetero.errors import ParameterError
 from hetero.plots import figures
 from pipelines import figure_checks
 from pipelines.studies import contest_figures
-from pipelines.studies.league import GOODPUT, OWN, VLLM
+from pipelines.studies.league import GOODPUT, VLLM
 
 CELLS = pd.DataFrame([[1.0, np.nan], [3.0, 4.0]], index=["a", "b"], columns=["x", "y"])
 
@@ -47,37 +47,36 @@ def test_shared_legend_names_everything_once():
 
 def _contest() -> pd.DataFrame:
     rows = [
-        ("one", "m", "w", "fast", OWN, 10.0, 8.0, 12.0, 11.0),
-        ("one", "m", "w", "slow", OWN, 5.0, -1.0, 11.0, np.nan),
-        ("one", "m", "w", "none", OWN, np.nan, np.nan, np.nan, np.nan),
+        ("one", "m", "w", "fast", 10.0),
+        ("one", "m", "w", "slow", 5.0),
+        ("one", "m", "w", "none", np.nan),
     ]
-    ends = [f"goodput, {end} [requests/s]" for end in ("low", "high")]
-    names = ["cluster", "model", "workload", "planner", "router", GOODPUT, *ends]
-    return pd.DataFrame(rows, columns=[*names, "bound [requests/s]"]).assign(**{VLLM: None})
-
-
-def test_bars_of_a_contest_keep_the_intervals_of_the_table():
-    figure = contest_figures.bars_figure(_contest(), [("one", "m", "w")])
-    axis, told = figure.axes[0], figure.legends[0].get_texts()
-    assert [text.get_text() for text in told] == ["no plan", "bound"]
-    assert [patch.get_width() for patch in axis.patches][:2] == [10.0, 5.0]
-    segments = [
-        segment for drawn in axis.collections for segment in drawn.get_segments() if len(segment)
-    ]
-    spans = [segment[:, 0].tolist() for segment in segments if np.isfinite(segment).all()]
-    assert spans == [[8.0, 12.0], [0.0, 11.0]]  # no goodput is below 0
-    crosses = [line for line in axis.lines if line.get_marker() == "x" and len(line.get_xdata())]
-    assert len(crosses) == 1  # of the planner without a plan
-    empty = contest_figures.bars_figure(
-        _contest(), []
-    )  # where only fleets of equal price take part
-    assert not any(axis.get_visible() for axis in empty.axes)
+    names = ["cluster", "model", "workload", "planner", GOODPUT]
+    return pd.DataFrame(rows, columns=names).assign(**{VLLM: None})
 
 
 def test_winners_of_a_contest_are_framed_and_missing_plans_dashed():
     axis = contest_figures.winners_figure(_contest()).axes[0]
     assert sorted(text.get_text() for text in axis.texts) == ["-", "100", "50"]
     assert len(axis.patches) == 1
+
+
+def test_fleets_that_pay_most_stand_on_top_with_a_mark_per_workload():
+    rows = [
+        ("a", "w", 0.5, 0.4, 0.6),
+        ("b", "w", 2.0, 1.5, 2.5),
+        ("b", "v", np.nan, np.nan, np.nan),
+    ]
+    pays = pd.DataFrame(
+        rows, columns=["cluster", "workload", "mixed over homogeneous", "low", "high"]
+    )
+    worlds = pays[["mixed over homogeneous", "low", "high"]].head(1)
+    axis = contest_figures.pays_figure(pays.assign(model="m", GPUs="g"), worlds).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["a, m\ng", "b, m\ng"]
+    marks = [one for one in axis.lines if one.get_marker() != "None"]
+    assert sorted(x for one in marks for x in one.get_xdata()) == [0.5, 2.0]
+    spans = [one[:, 0].tolist() for drawn in axis.collections for one in drawn.get_segments()]
+    assert spans == [[0.4, 0.6], [1.5, 2.5]]
 
 
 def test_standings_show_a_point_per_case_that_is_served():

@@ -66,11 +66,11 @@ def test_searches_are_kept_by_code_and_release(monkeypatch, tmp_path):
     monkeypatch.setattr(study.os, "environ", {})
     proposes, reads = "hetero/planners/rignall/search.py", "hetero/workload/readers.py"
     codes = ({proposes: "1"}, {proposes: "1", reads: "1"}, {proposes: "2"})
-    one, same, edited = (study.kept("build", code) for code in codes)
-    monkeypatch.setattr(study, "version", "{} 99".format)
+    one, same, edited = (study.folder("build", code) for code in codes)
+    monkeypatch.setattr(study.kept, "version", "{} 99".format)
     assert one == same
-    assert len({one, edited, study.kept("build", codes[0])}) == 3
-    assert study.kept("", {}) is None
+    assert len({one, edited, study.folder("build", codes[0])}) == 3
+    assert study.folder("", {}) is None
 
 
 def test_the_paper_profile_says_how_long_its_searches_take(monkeypatch):
