@@ -113,13 +113,15 @@ class Comparison(Shown):
         for rate, rows in self.summary().groupby("rate_rps", sort=False):
             best, behind = rows["baseline"].iloc[0], []
             mean = float(rows["mean"][rows["system"] == best].iloc[0])
-            for _, one in rows[rows["system"] != best].iterrows():
+            level = [best, *rows["system"][(rows["difference"] == 0) & (rows["system"] != best)]]
+            for _, one in rows[~rows["system"].isin(level)].iterrows():
                 turn = -1.0 if one["difference"] < 0 else 1.0
                 low, high = sorted((turn * one["low"], turn * one["high"]))
                 told = f" [{low:.3g}, {high:.3g}{'' if low > 0 else ': not told apart'}]"
                 away = f"{one['system']} by {abs(one['difference']):.3g}"
                 behind.append(away + told * bool(one["low"] == one["low"]))
-            said.append(f"{rate:.4g} requests/s: {best} has the best {self._first}, {mean:.3g}")
+            has = f"{' and '.join(level)} {'have' if len(level) > 1 else 'has'} the best"
+            said.append(f"{rate:.4g} requests/s: {has} {self._first}, {mean:.3g}")
             said[-1] += "; behind it " * bool(behind) + ", ".join(behind) + "."
         return "\n".join(said)
 

@@ -243,15 +243,17 @@ def _each(values: tuple[object, ...], hints: tuple[Any, ...]) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """A value in which what is not a number, or infinite, becomes None.
+    """A value, or a record, as JSON has it: what is not a number, or infinite, is None.
 
     Examples
     --------
     >>> finite({"a": (1.0, math.inf)})
     {'a': [1.0, None]}
     """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: finite(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, dict):
         return {str(key): finite(each) for key, each in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -58,11 +58,9 @@ def writing(path: Path | str, *, force: bool = False) -> Iterator[Path]:
     """
     target = Path(path)
     check_new(target, force=force)
-    # Same folder, so that the final move cannot cross file systems; same ending, because
-    # writers choose the compression by it.
     if target.is_symlink():
         target = target.resolve()
-    part = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
+    part = _part(target)
     _remove_left(target)
     try:
         yield part
@@ -72,6 +70,11 @@ def writing(path: Path | str, *, force: bool = False) -> Iterator[Path]:
     finally:
         with suppress(FileNotFoundError):
             part.unlink()
+
+
+def _part(target: Path) -> Path:
+    """Same folder, so that no move crosses file systems; same ending, which writers go by."""
+    return target.with_name(f".{secrets.token_hex(4)}.{target.name}")
 
 
 def _remove_left(target: Path) -> None:
@@ -138,6 +141,17 @@ Resolve: create it first, or choose another folder.
             f"The folder {target.parent} of {target.name} does not exist.",
             resolve="create it first, or choose another folder.",
         )
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        part = _part(target)
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise ParameterError(
+            f"{target} cannot be written: {error.strerror}.",
+            resolve="choose another name or folder.",
+        ) from None
 
 
 LIMIT_CHARACTERS = 200_000

@@ -606,7 +606,7 @@ def find_llm(name: str | Path) -> Llm:
     >>> found.name, found.precision, round(found.weight_bytes("int4") / 2**30, 1)
     ('Qwen2.5-32B-Instruct-AWQ', 'int4', 18.0)
     """
-    if isinstance(name, Path) or name.endswith(".json") or Path(name).is_dir():
+    if isinstance(name, Path) or name.endswith(".json") or (name and Path(name).is_dir()):
         return Llm.from_config(name)
     last = name.rpartition("/")[2]
     for one in (name, last, _SAME_SHAPE.sub("", last)):

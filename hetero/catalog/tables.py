@@ -83,14 +83,16 @@ class Records(Shown, Sequence[T], Generic[T]):
 
     def near(self, name: str) -> list[str]:
         """Up to five names that hold the given one, are held by it, or begin much like it."""
-        key = key_of(name)
-        found = [r.name for k, r in self._by_key.items() if key and key in k]
+        key, few = key_of(name), len(key_of(name)) < _NAME
+        # Few characters are part of names that are nothing like them: L5 of RubinU-NVL576.
+        holds = str.startswith if few else str.__contains__
+        found = [r.name for k, r in self._by_key.items() if key and holds(k, key)]
         if not found and (held := [k for k in self._by_key if len(k) >= _NAME and k in key]):
             longest = max(map(len, held))  # "org/Llama-3.1-8B-Instruct" holds Llama-3.1-8B
             found = [self._by_key[k].name for k in held if len(k) == longest]
-        if not found:
+        if not found and key:
             starts = {k: k[: len(key)] for k in self._by_key}
-            close = difflib.get_close_matches(key, starts.values(), n=5, cutoff=0.7)
+            close = difflib.get_close_matches(key, starts.values(), n=5, cutoff=0.5 if few else 0.7)
             found = [self._by_key[k].name for start in close for k in starts if starts[k] == start]
         return list(dict.fromkeys(found))[:5]
 

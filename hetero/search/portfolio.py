@@ -169,8 +169,7 @@ def portfolio(
         say=lambda left: say(f"search of layouts, at most {left:,} of {most:,} designs left"),
     )
     if found.changes:
-        changed = "; ".join(dict.fromkeys(found.changes))
-        notes = (f"From the plan of {ranked[0].planner}: {changed}.", *found.plan.notes)
+        notes = (f"Improved from the plan of {ranked[0].planner}.", *found.plan.notes)
         plan = replace(found.plan, planner=IMPROVED, notes=notes)
         better = score(plan, question, seeds=seeds, known=found.goodput_rps)
         tried.append(Tried(IMPROVED, plan, better, proof=found.proof))

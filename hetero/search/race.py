@@ -265,7 +265,8 @@ class LayoutRace:
         under = f"with {len(routers)} router{'s' if len(routers) > 1 else ''} each"
         if complete:
             said = f"It is the best of all {all_:,} {what}, {under}"
-            said += f"; {discarded:,} were discarded by their bounds." if discarded else "."
+            were = "was" if discarded == 1 else "were"
+            said += f"; {discarded:,} {were} discarded by their bounds." if discarded else "."
         else:
             ways, limit = known if not self.race.left else (ways, limit)
             limit, raced = min(limit, self.most_rps), self.race.budget - self.race.left

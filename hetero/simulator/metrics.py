@@ -162,7 +162,7 @@ class Metrics(Shown):
             rows.append(("requests within targets", self.within_targets_rps, "requests/s"))
         rows += [
             ("completion imbalance", self.imbalance, "largest/smallest"),
-            ("mean utilisation", 100 * self.utilisation, "%"),
+            ("mean time in steps", 100 * self.utilisation, "%"),
         ]
         if self.usd_per_mtok is not None:
             rows.append(("cost", self.usd_per_mtok, "$ per 10^6 tokens"))

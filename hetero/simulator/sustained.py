@@ -7,7 +7,8 @@ are served while nothing comes any more. So
   replica decodes as many requests as it holds, by its step times. T does not come from the run that
   is judged: beyond saturation that grows with the run. They last :math:`\tau / p` as well, the
   shortest target :math:`\tau` that waiting counts towards over the precision: beyond saturation by
-  p waits reach the target by then;
+  p waits reach the target by then. Where that takes more than :math:`20 / p^2` requests, there are
+  so many (:meth:`SustainedRule.lax`), and what is not sustained shows by its backlog alone;
 - requests that arrive in the first fifth (warm-up) and the last twentieth (drain) do not count;
 - of the n that do, more than the goal meet every target, by more than chance
   (:func:`needed_share`): of plans that meet it by luck, a search would take the luckiest. n is so
@@ -49,7 +50,6 @@ from numpy.typing import NDArray
 from scipy.special import bdtrik, stdtrit
 
 from hetero.deployment import Deployment
-from hetero.display import Column, Shown, Table
 from hetero.engine import state
 from hetero.errors import ParameterError, require
 from hetero.latency.step import StepModel
@@ -87,6 +87,8 @@ ARRIVING: Final[dict[str, str]] = {
 """The same in words."""
 MOST_OWN: Final = 20_000
 """Requests of a trace with its own bursts that a run holds for their sake."""
+LAX: Final = 20.0
+"""Times 1 / p^2 requests that a run holds at most for waits to reach a target."""
 _BATCHES = 10  # of half a window, by which a drift is told
 _DRIFT_T = float(stdtrit(2 * _BATCHES - 2, 0.99))
 _SERVED = 0.01  # of the requests, where none has a target: those that fit no cache wait for nothing
@@ -162,9 +164,18 @@ class SustainedRule:
             Time of a median request at the batch limit [s], see :func:`life_s`.
         """
         counted = 1.0 / self.precision**2
+        waits = min(self._waits(rate_rps), LAX * counted)
+        lives = LIVES * life_s * rate_rps
+        return math.ceil(max(lives, waits, counted / (1.0 - WARM_UP - DRAIN)))
+
+    def lax(self, rate_rps: float) -> bool:
+        """Whether a run at a rate ends before waits could reach the targets."""
+        return self._waits(rate_rps) > LAX / self.precision**2
+
+    def _waits(self, rate_rps: float) -> float:
+        """Requests until waits reach the first target."""
         waits = [one for one in (self.slo.ttft_s, self.slo.e2e_s) if one is not None]
-        least_s = max(LIVES * life_s, min(waits, default=0.0) / self.precision)
-        return math.ceil(max(least_s * rate_rps, counted / (1.0 - WARM_UP - DRAIN)))
+        return min(waits, default=0.0) / self.precision * rate_rps
 
     def judge(self, run: Run, bursts_s: float = 0.0) -> Judged:
         """What a run of so many requests shows.
@@ -349,35 +360,6 @@ def _ordered(trace: Trace, count: int, seed: int, *, shuffled: bool) -> Trace:
     return trace.all_at_once().take((numbers + draws.integers(of)) % of)
 
 
-@dataclass(frozen=True, slots=True)
-class Saturation(Shown):
-    """Where a deployment with a router saturates.
-
-    Attributes
-    ----------
-    rate_rps
-        Largest rate found to be sustained without any target [requests/s].
-    tried
-        Rates and what a run at each shows, by rate.
-    """
-
-    name: str
-    rate_rps: float
-    tried: tuple[tuple[float, Judged], ...]
-
-    def table(self) -> Table:
-        """Every rate that was tried."""
-        return Table.of(
-            f"{self.name}: {self.rate_rps:.4g} requests/s",
-            (
-                Column("arrival rate", "requests/s", of=lambda one: one[0]),
-                Column("backlog growth", "% of tokens", of=lambda one: 100.0 * one[1].growth),
-                Column("keeps up", of=lambda one: one[1].sustained),
-            ),
-            self.tried,
-        )
-
-
 def saturation(
     deployment: Deployment,
     trace: Trace,
@@ -386,8 +368,8 @@ def saturation(
     precision: float = 0.02,
     predictor: Predictor | None = None,
     seed: int = 0,
-) -> Saturation:
-    """Largest rate that is sustained where no target is in the way.
+) -> float:
+    """Largest rate that is sustained where no target is in the way [requests/s].
 
     Parameters
     ----------
@@ -404,20 +386,19 @@ def saturation(
     >>> engine = Engine(max_step_tokens=100)
     >>> one = Deployment("one", (Replica("a", step, kv_tokens=10_000, engine=engine),))
     >>> even = Trace([float(k) for k in range(1000)], [100] * 1000, [1] * 1000)
-    >>> 9.8 < saturation(one, even, RoundRobin()).rate_rps < 10.4
+    >>> 9.8 < saturation(one, even, RoundRobin()) < 10.4
     True
     """
     rule = SustainedRule(goal=_SERVED, precision=precision)
     medians = (float(np.median(each)) for each in (trace.input_tokens, trace.output_tokens))
-    life, tried = life_s(deployment, *medians), dict[float, Judged]()
+    life = life_s(deployment, *medians)
 
     def sustains(rate_rps: float) -> bool:
         def play(count: int) -> Run:
             load = arrivals(trace, count, rate_rps, seed)
             return simulate(deployment, load, router, predictor=predictor, seed=seed)
 
-        tried[rate_rps] = rule.settled(rule.requests(rate_rps, life), play)[1]
-        return tried[rate_rps].sustained
+        return rule.settled(rule.requests(rate_rps, life), play)[1].sustained
 
     offline = simulate(deployment, trace.all_at_once(), router, predictor=predictor, seed=seed)
     require(
@@ -428,11 +409,10 @@ def saturation(
     rate = largest_rate(sustains, len(trace) / offline.span_s, factor=1.5, precision=precision)
     require(
         rate > 0,
-        f"The backlog of {deployment.name} grows even at {min(tried):.3g} requests/s.",
+        f"The backlog of {deployment.name} grows at every rate that was tried.",
         resolve="leave out requests that fit no KV cache.",
     )
-    name = f"{deployment.name}, {router.name}"
-    return Saturation(name, rate, tuple(sorted(tried.items(), key=lambda one: one[0])))
+    return rate
 
 
 def _served(run: Run) -> NDArray[np.bool_]:

@@ -241,29 +241,6 @@ class Trace(Shown):
         part = self.take(keep)
         return replace(part, arrival_s=part.arrival_s - start_s)
 
-    def with_prompts(self, prompt_ids: ArrayLike) -> Trace:
-        """The same requests, of which those with equal numbers have the same prompt.
-
-        A prefix cache finds them, as where a benchmark sends its prompts again.
-
-        Examples
-        --------
-        >>> again = Trace([0.0, 1.0, 2.0], [80, 30, 80], [5, 5, 5]).with_prompts([0, 1, 0])
-        >>> again.prefix_ids.tolist(), again.block_tokens
-        ([0, 1, 0], 80)
-        """
-        ids = _column(prompt_ids, np.int64, "prompt_ids")
-        _require_length("prompt_ids", ids, len(self))
-        first = np.unique(ids, return_index=True, return_inverse=True)[1:]
-        same = self.input_tokens == self.input_tokens[first[0][first[1]]]
-        _require("prompt_ids", ids, same, "of prompts that have the same length")
-        return replace(
-            self,
-            prefix_offsets=np.arange(len(self) + 1),
-            prefix_ids=ids,
-            block_tokens=int(self.input_tokens.max()),
-        )
-
     def with_prefix(self, share: float, block_tokens: int = 16) -> Trace:
         """The same requests, each of which begins like all others, by a share of its prompt.
 

@@ -402,7 +402,7 @@ def bench(
     sample = requests(min(max(largest, 2_000), _SAMPLE), 1.0)
 
     def saturation_rps(deployment: Deployment, router: Builtin) -> float:
-        return saturation(deployment, sample, router, precision=0.02).rate_rps
+        return saturation(deployment, sample, router, precision=0.02)
 
     def measure(
         deployment: Deployment,

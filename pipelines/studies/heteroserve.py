@@ -270,7 +270,7 @@ class Study:
                 precision=0.02,
                 predictor=P90,
                 seed=seed,
-            ).rate_rps
+            )
             for seed in self.seeds
         ]
         return float(np.mean(rates))

@@ -246,7 +246,7 @@ def replay(
     }
     busy, told, sustained, ttft_s = load.rescale(rate_rps=0.8 * plan.served_rps), Oracle(), {}, {}
     for name, each in routers.items():
-        sustained[name] = saturation(fleet, load, each, predictor=told).rate_rps
+        sustained[name] = saturation(fleet, load, each, predictor=told)
         run = simulate(fleet, busy, each, predictor=told)
         ttft_s[name] = metrics(run).percentiles["ttft_s"][99]
     row: dict[str, object] = {

@@ -127,7 +127,7 @@ class Simulated(Shown):
             of("TTFT P95", "ms", lambda one: 1e3 * one.percentiles["ttft_s"][95]),
             of("TPOT P95", "ms", lambda one: 1e3 * one.percentiles["tpot_s"][95]),
             of("E2E P95", "s", lambda one: one.percentiles["e2e_s"][95]),
-            of("utilisation", "%", lambda one: 100 * one.utilisation, 3),
+            of("time in steps", "%", lambda one: 100 * one.utilisation, 3),
         ]
         if any(one.attainment for _, one in found):
             columns.append(of("SLO met", "%", lambda one: 100 * one.attainment["joint"], 3))

@@ -46,6 +46,7 @@ from hetero.apps.cards.delivery import (
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain
 from hetero.apps.cards.request import CardRequest, counts, requested
+from hetero.apps.cards.sections import CHEAPEST
 from hetero.apps.cards.sensitivity import changes, lean, limits, parts
 from hetero.catalog import gpus
 from hetero.cluster import Cluster
@@ -110,9 +111,9 @@ def on_cheapest(asked: CardRequest, progress: Progress | None) -> CardRequest:
     whole = asked.cluster
     part, found = cheapest_part(asked.question, progress=progress)
     note = (
-        f"{counts(part.gpu_counts)} of {whole.name} for {found.usd_per_h:,.4g} $/h instead of "
-        f"{whole.usd_per_h or 0.0:,.4g}: the cheapest part found. With these step times none "
-        f"serves the rate for less than {found.bound_usd_per_h:,.4g} $/h."
+        f"{CHEAPEST}{counts(part.gpu_counts)} of {whole.name} for {found.usd_per_h:,.4g} $/h "
+        f"instead of {whole.usd_per_h or 0.0:,.4g}. With these step times none serves the rate "
+        f"for less than {found.bound_usd_per_h:,.4g} $/h."
     )
     question = replace(asked.question, cluster=part)
     return replace(asked, question=question, cluster=part, notes=(*asked.notes, note))
@@ -381,6 +382,8 @@ def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) ->
         f"times, to {100 * effort.precision:g} %."
         + " Burstier traces need more."
         * (load.process == "poisson")
+        + " Runs end before waits could miss targets so lax: the backlog alone shows what is not "
+        "sustained." * load.rule.lax(rate_rps)
     )
 
 

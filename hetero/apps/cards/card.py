@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +53,7 @@ from pydantic import (
 
 from hetero.catalog import EngineName
 from hetero.display import Shown, Table
+from hetero.encoding import finite
 from hetero.errors import DataError, require
 from hetero.files import text as text_of
 from hetero.files import writing
@@ -359,7 +360,7 @@ class PlanCard(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The card as JSON values; what is no number is null."""
-        values = {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name != "plan"}
+        values = {f.name: finite(getattr(self, f.name)) for f in fields(self) if f.name != "plan"}
         return {"format": FORMAT, "version": VERSION} | values | {"plan": self.plan.to_dict()}
 
     def to_json(self) -> str:
@@ -439,14 +440,3 @@ class PlanCard(Shown):
 @lru_cache(maxsize=1)
 def _adapter() -> TypeAdapter[PlanCard]:
     return TypeAdapter(PlanCard)
-
-
-def plain(value: Any) -> Any:
-    """A value of a record as JSON has it, a number that is not finite as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -22,8 +22,9 @@ from hetero.apps.cards.delivery import delivered
 from hetero.apps.cards.delivery import difference as paired
 from hetero.apps.cards.infeasible import NoPlanError
 from hetero.apps.cards.request import CardRequest, counts, requested
-from hetero.apps.cards.sections import show, title, wrapped
+from hetero.apps.cards.sections import in_words, show, title, wrapped
 from hetero.display import Column, Shown, Table
+from hetero.encoding import finite
 from hetero.errors import InfeasibleError, ParameterError, require
 
 CHANGES: Final[Mapping[str, Callable[[str], Any]]] = {
@@ -127,24 +128,10 @@ class Difference(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; what is no number is null."""
-
-        def plain(value: float | str) -> float | str | None:
-            return None if isinstance(value, float) and not math.isfinite(value) else value
-
-        return {
-            "format": "hetero plan difference",
-            "version": 1,
-            "names": list(self.names),
-            "texts": [
-                {"what": what, "first": first, "second": second}
-                for what, first, second in self.texts
-            ],
-            "figures": [
-                {name: plain(value) for name, value in asdict(one).items()}
-                for one in self.contrasts
-            ],
-            "paired": self.paired,
-        }
+        texts = [dict(zip(("what", "first", "second"), one, strict=True)) for one in self.texts]
+        found = {"names": self.names, "texts": texts, "figures": self.contrasts}
+        head = {"format": "hetero plan difference", "version": 1}
+        return {**head, **finite(found), "paired": self.paired}
 
 
 def difference(first: PlanCard, second: PlanCard) -> Difference:
@@ -169,9 +156,7 @@ def _texts(card: PlanCard) -> dict[str, str]:
     asked = card.question
     goals = ", ".join(f"{name} {1e3 * s:,.4g} ms" for name, s in asked.targets_s.items())
     groups = (
-        f"{one.count} x ("
-        + " + ".join(f"{n} x {gpu}" for gpu, n in one.gpus.items())
-        + f", {one.parallelism}, {one.phase})"
+        f"{one.count} x (" + in_words(one.gpus) + f", {one.parallelism}, {one.phase})"
         for one in card.groups
     )
     return {

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from hetero.apps.cards.card import plain
 from hetero.apps.cards.delivery import LATENCIES, CardEffort
 from hetero.apps.cards.remedies import (
     Nearest,
@@ -32,6 +31,7 @@ from hetero.apps.cards.request import CardRequest
 from hetero.apps.cards.sections import by_reason
 from hetero.apps.cards.sensitivity import STEP
 from hetero.display import Column, Shown, Table
+from hetero.encoding import finite
 from hetero.errors import InfeasibleError
 from hetero.plans import Plan
 from hetero.question import Question, judged
@@ -97,29 +97,16 @@ class Explanation(Shown):
     def table(self) -> Table:
         """Classes that miss a target."""
         columns = (
-            Column("inputs", "tokens"),
-            Column("requests", "%", 3),
-            Column("target"),
-            Column("at most", "ms"),
-            Column("met", "%", 3),
-            Column("met when idle", "%", 3),
-            Column(f"reached by {self.goal_percent:g} %", "ms"),
-            Column("over", "x", 3),
+            Column("inputs", "tokens", of=lambda one: f"{one.from_tokens:,} to {one.to_tokens:,}"),
+            Column("requests", "%", 3, "share_percent"),
+            Column("target", of=lambda one: one.target.upper()),
+            Column("at most", "ms", of=lambda one: 1e3 * one.target_s),
+            Column("met", "%", 3, "met_percent"),
+            Column("met when idle", "%", 3, "idle_percent"),
+            Column(f"reached by {self.goal_percent:g} %", "ms", of=lambda one: 1e3 * one.reached_s),
+            Column("over", "x", 3, lambda one: one.reached_s / one.target_s),
         )
-        rows = tuple(
-            (
-                f"{one.from_tokens:,} to {one.to_tokens:,}",
-                one.share_percent,
-                one.target.upper(),
-                1e3 * one.target_s,
-                one.met_percent,
-                one.idle_percent,
-                1e3 * one.reached_s,
-                one.reached_s / one.target_s,
-            )
-            for one in self.missed
-        )
-        return Table("Who misses which target", columns, rows)
+        return Table.of("Who misses which target", columns, self.missed)
 
     def __str__(self) -> str:
         parts = [self.sentence]
@@ -137,7 +124,7 @@ class Explanation(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"format": "hetero infeasible request", "version": 1, **plain(self)}
+        return {"format": "hetero infeasible request", "version": 1, **finite(self)}
 
 
 class NoPlanError(InfeasibleError):

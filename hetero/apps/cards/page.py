@@ -14,7 +14,7 @@ from hetero.apps.cards import sections
 from hetero.display import PLAIN, Table
 
 if TYPE_CHECKING:
-    from hetero.apps.cards.card import PlanCard, Sampled
+    from hetero.apps.cards.card import PlanCard, Sampled, TriedPlanner
 
 _STYLE = """
 .hetero-card{font-size:13px;line-height:1.45;max-width:1000px}
@@ -34,6 +34,7 @@ _STYLE = """
 .hetero-card .bars{display:grid;gap:2px 10px;align-items:center;margin:10px 0;
  grid-template-columns:max-content minmax(60px,380px) minmax(9em,1fr)}
 .hetero-card .bars svg{width:100%;height:24px}
+.hetero-card svg.front{width:100%;max-width:470px}
 .hetero-card .bars line{vector-effect:non-scaling-stroke}
 """
 
@@ -65,9 +66,12 @@ def fragment(card: PlanCard) -> str:
         _figures(card),
         *(f"<p>{html.escape(said)}</p>" for said in sections.headline(card)),
         _bars(card),
-        *map(_table, shown),
+        *(
+            _table(one) + (_front(card) if one.title == sections.FRONT and one.rows else "")
+            for one in shown
+        ),
         *(_table(table, folded=True) for table in (tried, sources)),
-        *(f"<p><small>{html.escape(note)}</small></p>" for note in card.notes),
+        *(f"<p><small>{html.escape(note)}</small></p>" for note in sections.later(card)),
         "</div>",
     ]
     return "".join(parts)
@@ -127,6 +131,35 @@ def _bar(name: str, one: Sampled, unit: str, factor: float, limit: float | None,
         text += f", {what} {sections.show(factor * limit)}"
     parts.append(f"</svg><span>{html.escape(text)}</span>")
     return "".join(parts)
+
+
+def _front(card: PlanCard) -> str:
+    """Cost against goodput of what was tried, and the front of it, a dot per plan or part."""
+    tried = sections.carrying(card)
+    most, top = max(one.cost for one in tried), max(one.goodput_rps for one in tried)
+
+    def at(one: TriedPlanner) -> str:
+        return f"{60 + 360 * one.cost / (most or 1.0):.1f} {150 - 135 * one.goodput_rps / top:.1f}"
+
+    dots = (
+        f"<path d='M{at(one)}h0' stroke='{_ORANGE if one.planner == card.planner else _BLUE}' "
+        f"stroke-width='8' stroke-linecap='round'><title>{html.escape(one.planner)}: "
+        f"{html.escape(sections.in_words(one.gpus))}, {sections.show(one.goodput_rps)} requests/s"
+        "</title></path>"
+        for one in tried
+    )
+    return (
+        "<svg class='front' viewBox='0 0 470 190' role='img' aria-label='Cost against goodput of "
+        "what was tried, and the front'>"
+        "<path d='M60 10V150H440' fill='none' stroke='currentColor' opacity='.5'/>"
+        f"<path d='M{'L'.join(map(at, sections.front(card)))}' fill='none' stroke='{_BLUE}'/>"
+        f"{''.join(dots)}<text x='54' y='19' text-anchor='end'>{sections.show(top)}</text>"
+        f"<text x='54' y='154' text-anchor='end'>0</text><text x='420' y='166' "
+        f"text-anchor='middle'>{sections.show(most, 4)}</text><text x='240' y='184' "
+        f"text-anchor='middle'>cost [{sections.cost_unit(card)}]; orange: this plan</text>"
+        "<text x='16' y='80' text-anchor='middle' transform='rotate(-90 16 80)'>goodput "
+        "[requests/s]</text></svg>"
+    )
 
 
 def _table(table: Table, *, folded: bool = False) -> str:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from hetero.apps.cards.card import PART, PERCENTILES, ChangeEffect, PlanCard, Sampled
+from hetero.apps.cards.card import (
+    PART,
+    PERCENTILES,
+    ChangeEffect,
+    PlanCard,
+    Sampled,
+    TriedPlanner,
+)
 from hetero.catalog import Gpu
 from hetero.display import Column, Table
 from hetero.errors import require
@@ -23,6 +33,11 @@ if TYPE_CHECKING:
 WIDTH = 100
 _VAGUE_PERCENT = 100.0  # error of step times that the headline warns of
 _CHANGES = "What one change would do"
+CHEAPEST = "The cheapest part found: "
+"""What a card's note of it begins with."""
+# Notes that belong to the answer.
+_FIRST = (CHEAPEST, "Left idle: ", "Its caches hold the longest request")
+FRONT = "What the last dollar buys"
 _MANY = 2.0  # times what was asked for, from which on less may do
 _SERVED = {
     "requests_per_s": ("throughput", "requests/s", 1.0),
@@ -46,6 +61,11 @@ def between(one: Sampled, factor: float = 1.0) -> str:
     return f"{show(factor * low)} to {show(factor * high)}"
 
 
+def in_words(gpus: Mapping[str, int]) -> str:
+    """Numbers of GPUs."""
+    return " + ".join(f"{count} x {name}" for name, count in gpus.items())
+
+
 def title(card: PlanCard) -> str:
     """Model, cluster and workload."""
     asked = card.question
@@ -64,8 +84,10 @@ def headline(card: PlanCard) -> tuple[str, ...]:
             "step times."
         ]
     within = f"{100 * asked.goal:g} % of them within {targets(card)}"
-    mean = f"goodput over arrivals is {'' if bound else 'at least '}{show(card.goodput_rps.value)}"
+    mean = f"is {'' if bound else 'at least '}{show(card.goodput_rps.value)}"
     error = f"{between(card.goodput_rps)} in 90 % of draws of their error"
+    if len(draws) and (less := float((draws < card.promised_rps).mean())):
+        error += f", and less than is promised in {100 * less:.0f} % of them"
     step_times = (
         f"with the step times below, {error if len(draws) else 'whose error is not drawn'}."
     )
@@ -73,17 +95,19 @@ def headline(card: PlanCard) -> tuple[str, ...]:
         said.append(
             f"It can be promised {show(card.promised_rps)} requests/s: {within}, with 95 % "
             "confidence over arrivals and parts of the workload, not over the error of step times. "
-            f"Its mean {mean} {step_times}"
+            f"Its mean goodput over arrivals, which no promise exceeds, {mean} {step_times}"
         )
     else:
         none = "No rate can be promised: some parts of the workload miss the goal at any. "
-        said.append(f"{none}With {within} the mean {mean} {step_times}")
+        said.append(f"{none}With {within} the mean goodput over arrivals {mean} {step_times}")
     if asked.rate_given and card.promised_rps < asked.rate_rps:
         said.append(f"The {rate} requests/s asked for are more than can be promised.")
     if asked.rate_given and card.headline_rps >= _MANY * asked.rate_rps:
         times = show(card.headline_rps / asked.rate_rps, 2)
-        said.append(f"That is {times} times what was asked for: `--cheapest` looks for less.")
-    said += [note for note in card.notes if note.startswith("Its caches hold the longest request")]
+        least = any(note.startswith(CHEAPEST) for note in card.notes)
+        advice = "" if least else ": `--cheapest` looks for less"
+        said.append(f"That is {times} times what was asked for{advice}.")
+    said += [note for note in card.notes if note.startswith(_FIRST)]
     said.append(
         f"With these step times no plan serves more than {show(bound.rate_rps)} requests/s on "
         f"these GPUs ({bound.what}); the goodput is {bound.gap_percent:.0f} % below."
@@ -95,17 +119,16 @@ def headline(card: PlanCard) -> tuple[str, ...]:
     if card.usd_per_h is not None and card.usd_per_mtok is not None:
         tokens = card.served["total_tps"].value / card.served["requests_per_s"].value
         full = card.usd_per_h / 3600.0 / (card.headline_rps * tokens) * 1e6
-        said.append(
-            f"It costs {show(card.usd_per_h, 4)} $/h: {show(card.usd_per_mtok.value)} $ per 10^6 "
-            f"tokens at {rate} requests/s, {show(full)} at {show(card.headline_rps)}."
-        )
+        more = f", {show(full)} at {show(card.headline_rps)}" if asked.rate_given else ""
+        each = f"{show(card.usd_per_mtok.value)} $ per 10^6 tokens at {rate} requests/s{more}"
+        said.append(f"It costs {show(card.usd_per_h, 4)} $/h: {each}.")
     else:
         lacking = [one.gpu for one in card.sources if one.usd_per_gpu_h is None]
         gpus = sum(one.count for one in card.sources)
         each = f"{gpus} GPUs, {show(card.headline_rps / max(gpus, 1))} requests/s each"
+        each = each if gpus != 1 else "1 GPU"
         lacks = f"{', '.join(lacking) or 'a GPU'} has no price"
         said.append(f"It takes {each}; what that costs is not known, as {lacks}.")
-    said += [note for note in card.notes if note.startswith("Left idle: ")]
     said += [card.limits.sentence] if card.limits is not None and card.limits.sentence else []
     said += _of_changes(card)
     vague = [(max(x.prefill_error_percent, x.decode_error_percent), x.gpu) for x in card.sources]
@@ -138,8 +161,7 @@ def replicas_table(card: PlanCard) -> Table:
     columns.append(Column("where"))
     rows = []
     for one in card.groups:
-        gpus = " + ".join(f"{count} x {name}" for name, count in one.gpus.items())
-        row: list[object] = [one.count, gpus, one.parallelism, one.phase]
+        row: list[object] = [one.count, in_words(one.gpus), one.parallelism, one.phase]
         row += [100.0 * one.share] if shared else []
         rows.append((*row, textwrap.shorten(", ".join(one.names), 36, placeholder=" ...")))
     idle = ", ".join(f"{count} x {name}" for name, count in card.idle.items())
@@ -187,11 +209,12 @@ def delivery_table(card: PlanCard) -> Table:
         rows.append(_row("cost", "$ per 10^6 tokens", card.usd_per_mtok))
     seeds, draws = len(card.goodput_rps.seeds), len(card.goodput_rps.draws)
     asked = card.question
+    held = "" if asked.arrivals != "scaled" else ", which all hold this log and know no other"
     said = "rate asked for" if asked.rate_given else "largest rate found"
     notes = [
         f"All but the goodput at {show(asked.rate_rps)} requests/s, the {said}; "
         f"{ARRIVING[asked.arrivals]}, over the part of each run that counts.",
-        f"Over arrivals: 95 % interval of the mean over {seeds} seeds. "
+        f"Over arrivals: 95 % interval of the mean over {seeds} seeds{held}. "
         + (
             f"With step times: 90 % of {draws} draws of their error, each with its own arrivals."
             if draws
@@ -241,7 +264,6 @@ def rates_table(card: PlanCard) -> Table:
         Column("of the promise", "%", 3),
         Column("all met", "%", 3),
         *(Column(f"{name.upper()} P{PERCENTILES[1]}", "ms", 3) for name in targeted),
-        Column("cost", "$/10^6 tokens", 3),
     ]
     rows = tuple(
         (
@@ -249,11 +271,12 @@ def rates_table(card: PlanCard) -> Table:
             100.0 * one.rate_rps / card.headline_rps,
             100.0 * one.met,
             *(1e3 * one.latencies_s[name][1] for name in targeted),
-            one.usd_per_mtok,
         )
         for one in card.at_rates
     )
-    note = "One run each, its requests drawn anew in blocks. Above the goodput queues may grow."
+    note = "One run each, its requests drawn anew in blocks. Above the goodput queues may grow"
+    most = f", above {show(card.bound.rate_rps)} those of any plan do" if card.bound else ""
+    note += f"{most}."
     return Table("At other rates", tuple(columns), rows, wrapped([note]))
 
 
@@ -269,29 +292,18 @@ def limits_table(card: PlanCard) -> Table:
 
 def changes_table(card: PlanCard) -> Table:
     """What one change would do."""
-    rows = tuple(
-        (
-            one.what,
-            one.goodput_rps.value,
-            f"{one.gain_rps.value:+.3g}",
-            between(one.gain_rps),
-            one.usd_per_h,
-            textwrap.shorten(one.how, 34, placeholder=" ..."),
-        )
-        for one in card.changes
-        if _beyond_chance(one)
-    )
     columns = (
-        Column("change"),
-        Column("goodput", "req/s", 3),
-        Column("gain"),
-        Column("90 % interval"),
-        Column("cost", "$/h", 4),
-        Column("how"),
+        Column("change", of="what"),
+        Column("goodput", "req/s", 3, "goodput_rps.value"),
+        Column("gain", of=lambda one: f"{one.gain_rps.value:+.3g}"),
+        Column("90 % interval", of=lambda one: between(one.gain_rps)),
+        Column("cost", "$/h", 4, "usd_per_h"),
+        Column("how", of=lambda one: textwrap.shorten(one.how, 34, placeholder=" ...")),
     )
-    rest = ", ".join(one.what for one in card.changes if not _beyond_chance(one))
+    clear = [one for one in card.changes if _beyond_chance(one)]
+    rest = ", ".join(one.what for one in card.changes if one not in clear)
     notes = [f"No change beyond chance: {rest}."] if rest else []
-    return Table(_CHANGES, columns, rows, wrapped(notes))
+    return Table.of(_CHANGES, columns, clear, *wrapped(notes))
 
 
 def _beyond_chance(one: ChangeEffect) -> bool:
@@ -300,24 +312,49 @@ def _beyond_chance(one: ChangeEffect) -> bool:
 
 
 def front_table(card: PlanCard) -> Table:
-    """What carries more than all that costs less, and what each further unit of cost brings."""
-    carry = [one for one in card.tried if one.gpus and one.goodput_rps > 0]
-    priced = all(one.usd_per_h is not None for one in carry)
-    rows, cost, most = list[tuple[object, ...]](), 0.0, 0.0
-    for one in sorted(carry, key=lambda one: (one.cost, -one.goodput_rps)):
-        if one.goodput_rps > most:
-            gpus = " + ".join(f"{count} x {name}" for name, count in one.gpus.items())
-            more = (one.goodput_rps - most) / (one.cost - cost)
-            rows.append((gpus, one.cost, one.goodput_rps, more))
-            cost, most = one.cost, one.goodput_rps
+    """The front of cost against goodput: each row adds for more money than the one before it."""
+    rows = list[tuple[object, ...]]()
+    for before, one in pairwise(front(card)):
+        had, now = Counter(before.gpus), Counter(one.gpus)
+        what = in_words(now - had) + (f" for {in_words(had - now)}" if had - now else "")
+        rows.append((what, one.cost, one.goodput_rps, _gain(before, one)))
+    unit = cost_unit(card)
     columns = (
-        Column("GPUs"),
-        Column("cost", "$/h" if priced else "GPUs", 4),
+        Column("adds, or swaps"),
+        Column("cost", unit, 4),
         Column("goodput", "requests/s", 3),
-        Column("more", f"requests/s per {'$/h' if priced else 'GPU'}", 3),
+        Column("more", f"requests/s per {unit.removesuffix('s')}", 3),
     )
     note = "Of the plans tried and parts of this one, by two seeds; its goodput above is by more."
-    return Table("What the last dollar buys", columns, tuple(rows), (note,))
+    return Table(FRONT, columns, tuple(rows), (note,))
+
+
+def front(card: PlanCard) -> list[TriedPlanner]:
+    """What was tried that no mixture of two others serves more than for its cost, after nothing.
+
+    The upper concave hull of goodput over cost.
+    """
+    hull = [TriedPlanner("", "", 0.0, None, None, "")]
+    every = hull + carrying(card)
+    while _gain(hull[-1], best := max(every, key=partial(_gain, hull[-1]))) > 0:
+        hull.append(best)
+    return hull
+
+
+def _gain(before: TriedPlanner, one: TriedPlanner) -> float:
+    """Goodput that each further unit of cost brings."""
+    more = one.cost - before.cost
+    return (one.goodput_rps - before.goodput_rps) / more if more > 0 else 0.0
+
+
+def carrying(card: PlanCard) -> list[TriedPlanner]:
+    """Plans and parts of this one that carry something."""
+    return [one for one in card.tried if one.gpus and one.goodput_rps > 0]
+
+
+def cost_unit(card: PlanCard) -> str:
+    """Of the costs of what was tried."""
+    return "$/h" if all(one.usd_per_h is not None for one in carrying(card)) else "GPUs"
 
 
 def attempts_table(card: PlanCard) -> Table:
@@ -353,25 +390,13 @@ def by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 def sources_table(card: PlanCard) -> Table:
     """Where the figures of each GPU type come from."""
     columns = (
-        Column("GPU"),
-        Column("number"),
-        Column("step times"),
-        Column("prefill +-", "%", 2),
-        Column("decode +-", "%", 2),
-        Column("data sheet"),
-        Column("price", "$/h"),
-    )
-    rows = tuple(
-        (
-            one.gpu,
-            one.count,
-            one.step_times.partition(" ")[0],
-            one.prefill_error_percent,
-            one.decode_error_percent,
-            one.data_sheet,
-            one.usd_per_gpu_h,
-        )
-        for one in card.sources
+        Column("GPU", of="gpu"),
+        Column("number", of="count"),
+        Column("step times", of=lambda one: one.step_times.partition(" ")[0]),
+        Column("prefill +-", "%", 2, "prefill_error_percent"),
+        Column("decode +-", "%", 2, "decode_error_percent"),
+        Column("data sheet", of="data_sheet"),
+        Column("price", "$/h", of="usd_per_gpu_h"),
     )
     prices: dict[str, list[str]] = {}
     for one in card.sources:
@@ -384,7 +409,8 @@ def sources_table(card: PlanCard) -> Table:
     ]
     places += [f"Price of {', '.join(of)}: {place}." for place, of in prices.items()]
     note = "+-: nine of ten steps of other models err by less; `hetero gpus` says more."
-    return Table("Where the figures come from", columns, rows, wrapped([note, *places]))
+    notes = wrapped([note, *places])
+    return Table.of("Where the figures come from", columns, card.sources, *notes)
 
 
 def tables(card: PlanCard) -> tuple[Table, ...]:
@@ -410,7 +436,12 @@ def texts(card: PlanCard) -> list[str]:
         notes = one.notes + (wrapped(_of_changes(card)) if one.title == _CHANGES else ())
         untitled = Table("", one.columns, one.rows, notes)
         parts.append(f"{one.title}\n{'-' * len(one.title)}\n{untitled}")
-    return [*parts, "\n".join(wrapped(card.notes))]
+    return [*parts, "\n".join(wrapped(later(card)))]
+
+
+def later(card: PlanCard) -> list[str]:
+    """Notes that the headline leaves out."""
+    return [note for note in card.notes if not note.startswith(_FIRST)]
 
 
 def wrapped(sentences: list[str] | tuple[str, ...]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ _COMMANDS = (
     *("observe", "bench"),
     *("repro", "status", "verify", "claims", "figures", "papers", "tables"),
 )
+_STOPPED = 130  # exit status after Ctrl-C
 _AT = {"trace": "data", "gpus": "data"} | dict.fromkeys(("fit", "measure", "observe"), "profile")
 _AT |= dict.fromkeys(("simulate", "export", "size", "resilience", "reschedule", "serve"), "answers")
 # What has no answer, and the nearest that has one.
@@ -112,8 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"Error: {what}{end} Resolve: {near}.", file=sys.stderr)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
-        print("Stopped.", file=sys.stderr)
-        sys.exit(130)
+        code = _STOPPED
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
@@ -125,4 +125,6 @@ def main(arguments: list[str] | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+    if code == _STOPPED:  # typer returns it where a command is interrupted
+        print("Stopped; what was not finished is not written.", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

@@ -220,7 +220,7 @@ def test_more_caches_than_a_line_carries_are_not_sustained() -> None:
     def most(link: KvLink) -> float:
         nodes = tuple(replace(one, step=quick) for one in fan(link).replicas)
         fleet = Deployment("fan", nodes, default_link=link)
-        return saturation(fleet, trace, RoundRobin()).rate_rps
+        return saturation(fleet, trace, RoundRobin())
 
     assert most(KvLink(8.0, media=("line",))) == pytest.approx(1.0, rel=0.05)
     assert most(KvLink(8.0)) > 5.0
@@ -296,7 +296,8 @@ def test_prefix_hits_shorten_the_prefill() -> None:
 
 
 def test_prompts_that_are_sent_again_are_found() -> None:
-    again = Trace(10.0 * np.arange(5), [12, 7, 12, 7, 12], [1] * 5).with_prompts([3, 0, 3, 0, 3])
+    ids = {"prefix_offsets": range(6), "prefix_ids": [3, 0, 3, 0, 3], "block_tokens": 12}
+    again = Trace(10.0 * np.arange(5), [12, 7, 12, 7, 12], [1] * 5, **ids)
     run = simulate(one(CACHING), again, RoundRobin())
     assert hits(run) == [0, 0, 8, 4, 8]
     # The dispatcher counts on the same.

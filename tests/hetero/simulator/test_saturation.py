@@ -42,24 +42,20 @@ def test_only_an_overloaded_server_grows(over: float) -> None:
 def test_one_server_saturates_at_its_rate_in_a_bracket_as_narrow_as_asked() -> None:
     found = saturation(ONE, even(), RoundRobin(), precision=PRECISION)
     # Beyond its rate the backlog grows by more than noise, of which the rule allows for.
-    assert 10.0 * (1.0 - PRECISION) < found.rate_rps < 10.0 * (1.0 + 3.0 * PRECISION)
-    above = min(rate for rate, seen in found.tried if not seen.sustained)
-    below = max(rate for rate, seen in found.tried if seen.sustained)
-    assert found.rate_rps == below < above <= below * (1.0 + PRECISION)
-    assert [row[2] for row in found.table().rows] == [one.sustained for _, one in found.tried]
+    assert 10.0 * (1.0 - PRECISION) < found < 10.0 * (1.0 + 3.0 * PRECISION)
 
 
 def test_the_slow_replica_limits_rotation_and_not_weighted_rotation() -> None:
     fleet = Deployment("two", (server("slow", 0.1), server("fast", 0.1 / 3.0)))
     rotation = saturation(fleet, even(), RoundRobin(), precision=PRECISION)
     weighted = saturation(fleet, even(), WeightedRoundRobin((1.0, 3.0)), precision=PRECISION)
-    assert 20.0 * (1.0 - PRECISION) < rotation.rate_rps < 20.0 * (1.0 + 5.0 * PRECISION)
-    assert 40.0 * (1.0 - PRECISION) < weighted.rate_rps < 40.0 * (1.0 + 3.0 * PRECISION)
+    assert 20.0 * (1.0 - PRECISION) < rotation < 20.0 * (1.0 + 5.0 * PRECISION)
+    assert 40.0 * (1.0 - PRECISION) < weighted < 40.0 * (1.0 + 3.0 * PRECISION)
 
 
 def test_the_order_and_the_rate_of_a_trace_do_not_matter() -> None:
     found = saturation(ONE, even(), RoundRobin())
-    assert saturation(ONE, even().rescale(rate_rps=77.0), RoundRobin()).tried == found.tried
+    assert saturation(ONE, even().rescale(rate_rps=77.0), RoundRobin()) == found
 
 
 def test_rejected_requests_take_no_place() -> None:
@@ -68,7 +64,7 @@ def test_rejected_requests_take_no_place() -> None:
     trace = Trace(np.arange(count, dtype=float), tokens, [1] * count)
     # Every other request fits nowhere, so twice the rate is the server's own.
     found = saturation(ONE, trace, RoundRobin(), precision=PRECISION)
-    assert 20.0 * (1.0 - 2.0 * PRECISION) < found.rate_rps < 20.0 * (1.0 + 5.0 * PRECISION)
+    assert 20.0 * (1.0 - 2.0 * PRECISION) < found < 20.0 * (1.0 + 5.0 * PRECISION)
 
 
 def test_what_cannot_be_found_is_said() -> None:

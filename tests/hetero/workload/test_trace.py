@@ -187,13 +187,6 @@ def test_a_closed_loop_ends_where_requests_get_arrivals(trace: Trace) -> None:
         Trace([0.0, 1.0], [1, 1], [1, 1], think_s=2.0)
 
 
-def test_prompts_sent_again_have_the_same_length(trace: Trace) -> None:
-    with pytest.raises(ParameterError, match="of request 2 is 0; it must be of prompts that have"):
-        trace.with_prompts([0, 0, 1, 2])
-    with pytest.raises(ParameterError, match="prompt_ids has 3 values where 4 belong"):
-        trace.with_prompts([0, 1, 2])
-
-
 def test_a_shared_beginning_is_a_share_of_every_prompt() -> None:
     lengths = np.array([1600, 400, 15, 4000])
     trace = Trace(np.zeros(4), lengths, [1, 1, 1, 1]).with_prefix(0.25)
