@@ -139,21 +139,22 @@ def left_out(frame: pd.DataFrame) -> float:
     return 100.0 * float(np.median(np.concatenate(errors))) if errors else float("nan")
 
 
-def latent_us(name: str, engine: operators.Backend) -> float:
-    """Time of latent attention beyond a dense layer's [us]; NaN where it was not measured."""
+def latent_us(name: str, engine: operators.Backend) -> tuple[float, str]:
+    """Time of latent attention beyond a dense layer's [us], and whose where it is not its own."""
     own = _latent_us(name, engine)
     others = [_latent_us(one, engine) for one in RELATIVES if one != name and name in RELATIVES]
-    whole = {one[0] for one in others}
-    away = whole and all(max(own[0] / one, one / own[0]) > APART for one in whole)
-    return float(np.median([one[1] for one in others])) if away else own[1]
+    away = others and all(max(own[0] / one[0], one[0] / own[0]) > APART for one in others)
+    return (float(np.median([one[1] for one in others])), "its relatives") if away else own[1:]
 
 
 @lru_cache(maxsize=64)
-def _latent_us(name: str, engine: operators.Backend) -> tuple[float, float]:
-    """Time of latent attention, and of it beyond a dense layer's [us]."""
+def _latent_us(name: str, engine: operators.Backend) -> tuple[float, float, str]:
+    """Time of latent attention, of it beyond a dense layer's [us; NaN: nowhere], and whose."""
     frame = _table(name, engine, "mla", "mla_generation_module_perf")
     if frame.empty:
-        return (float("nan"),) * 2 if engine == "vllm" else _latent_us(name, "vllm")
+        none = (float("nan"), float("nan"), "the other GPUs")
+        found = none if engine == "vllm" else _latent_us(name, "vllm")
+        return found[0], found[1], found[2] or "vllm"
     of, model, base = gpu(name), llm(_LATENT), _dense(name, engine)
     kind = "fp8_block" if "fp8_block" in set(frame["gemm_type"]) else "bfloat16"
     short = frame[(frame["num_heads"] == model.heads // 8) & (frame["gemm_type"] == kind)]
@@ -164,14 +165,14 @@ def _latent_us(name: str, engine: operators.Backend) -> tuple[float, float]:
     own = (params - dense) / model.layers / 8 * (1.0 if kind == "fp8_block" else 2.0)
     reading = own / (1e9 * of.mem_bw_gbs * base.bandwidth_efficiency)
     whole = 1e3 * float(short["latency"].median())
-    return whole, max(0.0, whole - 1e6 * (reading + base.layer_overhead_s))
+    return whole, max(0.0, whole - 1e6 * (reading + base.layer_overhead_s)), ""
 
 
 def row(
     name: str, engine: operators.Backend, weights: str, frame: pd.DataFrame
 ) -> dict[str, object]:
     """A row of ``data/measured/experts.csv``."""
-    found = fit(frame)
+    found, (latent, whose) = fit(frame), latent_us(name, engine)
     return {
         "engine": engine,
         "vendor": gpu(name).vendor,
@@ -180,11 +181,12 @@ def row(
         "compute_share": float(f"{found.compute_share:.3g}"),
         "bandwidth_share": float(f"{found.bandwidth_share:.3g}"),
         "layer_us": round(1e6 * found.layer_s, 2),
-        "latent_us": round(latent_us(name, engine), 1),
+        "latent_us": round(latent, 1),
         "shapes": frame.groupby(_KEY).ngroups,
         "error_percent": round(100.0 * float(np.median(np.abs(_errors(frame, found)))), 1),
         "left_out_percent": round(left_out(frame), 1),
-        "source": f"aiconfigurator-core, kernels of {engine} {package_release(name, engine)}",
+        "source": f"aiconfigurator-core, kernels of {engine} {package_release(name, engine)}"
+        + (whose and f"; latent attention of {whose}"),
     }
 
 
@@ -203,7 +205,4 @@ def shares_frame() -> pd.DataFrame:
     ]
     found = pd.DataFrame(rows)
     usual = found.groupby("engine")["latent_us"].transform("median")
-    source = found["source"].where(
-        found["latent_us"].notna(), found["source"] + "; latent attention of the other GPUs"
-    )
-    return found.assign(latent_us=found["latent_us"].fillna(usual).round(1), source=source)
+    return found.assign(latent_us=found["latent_us"].fillna(usual).round(1))
