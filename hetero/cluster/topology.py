@@ -426,7 +426,7 @@ def cluster(name: str) -> Cluster:
 
 
 def find(name: str | Path) -> Cluster:
-    """Shipped cluster of that name, or the one of a file, see :mod:`hetero.cluster.found`.
+    """Shipped cluster of that name, or that of a file or folder, :mod:`hetero.cluster.found`.
 
     Raises
     ------
@@ -435,7 +435,7 @@ def find(name: str | Path) -> Cluster:
     """
     shipped = None if isinstance(name, Path) else clusters().get(name)
     require(
-        shipped is not None or (bool(str(name).strip()) and not Path(name).is_dir()),
+        shipped is not None or (bool(str(name).strip()) and Path(name) != Path()),
         f"'{name}' is no cluster.",
         resolve="give a cluster file, such as my_fleet.yaml, or the name of a shipped cluster.",
     )

@@ -34,7 +34,6 @@ def asking(taken: Words) -> Callable[[Callable[..., None]], Callable[..., None]]
         @functools.wraps(command)
         def call(**given: Any) -> None:
             for name in {"cluster", "within"} & given.keys():
-                given[name] = host_files(given[name])
                 _say_fleet(given[name] or None)
             command({one.name: given.pop(one.name) for one in taken}, **given)
 
@@ -43,13 +42,6 @@ def asking(taken: Words) -> Callable[[Callable[..., None]], Callable[..., None]]
         return call
 
     return decorate
-
-
-def host_files(given: Any) -> Any:
-    """Files of a folder that has one per host, with commas between; all else as it is given."""
-    if not isinstance(given, str) or Path(given) == Path() or not Path(given).is_dir():
-        return given
-    return ",".join(str(one) for one in sorted(Path(given).iterdir()) if one.is_file()) or given
 
 
 def _say_fleet(given: object) -> None:

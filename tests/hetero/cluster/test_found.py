@@ -8,7 +8,6 @@ import os
 import pytest
 
 from hetero import cluster
-from hetero.apps.cli.options import host_files
 from hetero.cluster import Cluster, found
 from hetero.errors import CatalogError
 
@@ -67,8 +66,7 @@ def test_a_file_per_host_and_gpus_of_two_types_in_one(tmp_path) -> None:
     mixed = "GPU 0: NVIDIA L4 (UUID: x)\nGPU 1: NVIDIA L40S (UUID: y)\nGPU 2: NVIDIA L4 (UUID: z)\n"
     (tmp_path / "hosts" / "c.txt").write_text(mixed)
     names = ",".join(str(tmp_path / "hosts" / name) for name in ("a1.txt", "c.txt"))
-    assert host_files(str(tmp_path / "hosts")) == names  # as commands take it
-    for fleet in (Cluster.load(tmp_path / "hosts"), cluster.find(names)):
+    for fleet in (cluster.find(str(tmp_path / "hosts")), cluster.find(names)):
         assert rows(fleet) == [
             ("a1", "H100-SXM", 8),
             ("c-nvidia-l4", "L4", 2),
