@@ -274,14 +274,13 @@ class Claim:
         What passes, or has the direction, needs an interval over at least five draws that leaves
         the other side out, and does not take in all that is accepted (an order is recorded strict
         only where they tell it apart). What fails is undecided where its interval reaches what is
-        accepted. A comparison over fewer draws is undecided either way.
+        accepted; over fewer than five draws, only a plain value can fail, by the same rule.
         """
         if not self.draws or draws is None:
             return ""
         fails = self.judge(value) == "not reproduced"
-        if draws < ENOUGH:
-            plain = fails and self.kind in ("value", "fact")
-            return "" if plain else f"{draws} draw{'s' * (draws != 1)}, {ENOUGH} are needed"
+        if draws < ENOUGH and not (fails and self.kind in ("value", "fact")):
+            return f"{draws} draw{'s' * (draws != 1)}, {ENOUGH} are needed"
         measured, check = self._measured(value), self.check()
         if isinstance(measured, Order) and isinstance(check, Order):
             tied = fails and not measured.contradicts(check)
