@@ -335,9 +335,9 @@ def split_claims(solved: Solutions) -> Iterator[Record]:
             claim,
             largest(plan, "decode") / max(island.size for island in LAYOUTS[name]),
             "readings",
-            f"The proven optimum has {decoding(plan)} decode, not one large island: prefill is the "
-            "bottleneck, and a small decode island leaves more GPUs to it. Maximum concurrent "
-            f"flow: {decoding(flow)}. Largest decode island in other readings: {sizes}.",
+            f"The proven optimum has {decoding(plan)} decode, not one large island: small ones "
+            f"match prefill's throughput to {100 * mismatch(plan):.0f} % and leave it most GPUs. "
+            f"Maximum concurrent flow: {decoding(flow)}. Largest in other readings: {sizes}.",
         )
 
 
