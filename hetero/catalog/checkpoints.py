@@ -138,10 +138,14 @@ def _whole(own: Mapping[str, Any], path: Path | str) -> WeightFormat:
             path=path,
             resolve=f"take quantization_config out, and give --precision: {known}.",
         )
-    if found.precision == "int4" and isinstance(bits, int) and isinstance(size, int):
-        each = bits + (16 + bits * bool(zero)) / max(size, 1) if size > 0 else float(bits)
-        if 0 < bits <= 8:
-            return replace(found, attention=each, dense=each, experts=each, shared=each)
+    if (
+        found.precision == "int4"
+        and isinstance(bits, int)
+        and isinstance(size, int)
+        and 0 < bits <= 8
+    ):
+        each = bits + (16 + bits * bool(zero)) / size if size > 0 else float(bits)
+        return replace(found, attention=each, dense=each, experts=each, shared=each)
     return found
 
 

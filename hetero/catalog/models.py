@@ -25,6 +25,7 @@ from hetero.errors import CatalogError, ParameterError, require
 
 KvFormula = Literal["model", "full"]
 _INDEX_SCALE_BYTES = 4
+_MOST_LAYERS = 10_000  # they are written out one by one
 
 
 class LayerParams(NamedTuple):
@@ -159,6 +160,8 @@ class Llm(Shown):
         for field in sizes + (("moe_intermediate", "experts_active") if self.experts else ()):
             if getattr(self, field) < 1:
                 self._refuse(f"{field} = {getattr(self, field)}", "give a whole number above 0")
+        if self.layers > _MOST_LAYERS:
+            self._refuse(f"{self.layers} layers", f"give at most {_MOST_LAYERS:,}")
         if self.heads % self.kv_heads:
             self._refuse(
                 f"{self.heads} heads for {self.kv_heads} KV heads",

@@ -459,8 +459,11 @@ class Twin(Shown):
         tables = (twin.input_quantiles, twin.output_quantiles)
         if any(len(q) != len(PROBABILITIES) or (np.diff(q) < 0).any() for q in tables):
             raise ValueError(f"its quantiles are not {len(PROBABILITIES)} rising lengths")
-        if arrivals is not None and len(arrivals.counts) != arrivals.bins()[0].sum():
-            raise ValueError("its counts do not match its bursts")
+        if arrivals is not None:
+            with np.errstate(all="ignore"):  # no bin is as wide as no time
+                bins = np.maximum(1, np.ceil(arrivals.length_s / arrivals.bin_s)).sum()
+            if not arrivals.bin_s > 0 or len(arrivals.counts) != bins:
+                raise ValueError("its counts do not match its bursts")
         return twin
 
 
