@@ -141,47 +141,6 @@ def draw(
     _write(chosen.draw(seed, rate), output, force)
 
 
-@trace.command()
-def sessions(
-    output: Annotated[Path, options.output("Trace to write (.csv, .csv.gz, .parquet).")],
-    count: Annotated[int, typer.Option(min=1, help="Number of sessions.")] = 1000,
-    rate: Annotated[float, options.above_zero("Sessions that begin per second.")] = 1.0,
-    turns: Annotated[float, typer.Option(help="Mean number of turns, geometric.")] = 4.0,
-    user: Annotated[
-        float, typer.Option(help="Mean length of a user's text [tokens], exponential.")
-    ] = 100.0,
-    answer: Annotated[
-        float, typer.Option(help="Mean length of an answer [tokens], exponential.")
-    ] = 250.0,
-    system: Annotated[
-        int, typer.Option(help="Length of the prompt with which all sessions begin [tokens].")
-    ] = 0,
-    think: Annotated[
-        float, typer.Option(help="Mean time from an answer to the next turn [s], exponential.")
-    ] = 30.0,
-    token_ms: Annotated[
-        float, typer.Option(help="Time that an answer is taken to last per token [ms].")
-    ] = 30.0,
-    seed: options.Seed = 0,
-    force: options.Force = False,
-) -> None:
-    """Draw conversations: the next prompt of a session holds all that was said in it before."""
-    from hetero.apps.capacity.conversations import Conversations
-    from hetero.workload.synthetic import Exponential
-
-    options.new_file(output, force, *options.TABLES)
-    drawn = Conversations(
-        rate_per_s=rate,
-        turns=turns,
-        user_tokens=Exponential(user),
-        answer_tokens=Exponential(answer),
-        system_tokens=system,
-        think_s=think,
-        token_s=token_ms / 1e3,
-    ).draw(count, seed)
-    _write(drawn, output, force)
-
-
 def _write(drawn: Trace, output: Path, force: bool) -> None:
     if output.suffix == ".parquet":
         drawn.to_parquet(output, force=force)
