@@ -475,21 +475,21 @@ def _best_of_many(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most
                         best, least = i, cost
     theta = RM[STEEPNESS]
     slots = math.exp(theta * (most - 1.0)) * (1.0 + 1e-9)
-    second, cut = -1, _FINITE
+    second, cut, kinds = int(RM[SECOND]), _FINITE, int(RM[KINDS])
     bounds = RM[x + BOUND * count : x + BOUND * count + BLOCK]
-    for kind in range(int(RM[KINDS]) if anew else 0):
-        c = HEADER + TERMS * kind
+    first = E[second].kind
+    for kind in range(first, first + kinds if anew else first):
+        c = HEADER + TERMS * (kind % kinds)
         start, stop = int(RM[c + START]), int(RM[c + STOP])
         e = E[int(RM[x + REPLICA * count + start])]
         _value(R, e, FM, IM, RM, c, r, inputs, outputs, weight)
-        i = int(RM[SECOND])
-        if E[i].kind == kind:  # likely to be near the least
-            cost = _look(R, E, S, FM, RM, r, i, t, inputs, outputs, most, latest, least)
-            if cost < least or (cost == least and i < best):
-                best, least = i, cost
-                cut = _beyond(least, t)
+        if kind == first:  # the second best of before is likely to be near the least
+            cost = _look(R, E, S, FM, RM, r, second, t, inputs, outputs, most, latest, least)
+            if cost < least:
+                best, least, cut = second, cost, _beyond(cost, t)
+        if RM[c + FLOOR] > cut:
+            continue
         floor, slope = _prefill_floor(e, FM, RM, c)
-        floor += e.way_s
         # Up to here a look at the table tells what is to be prefilled before.
         fresh, one_step, steep, base = RM[c + FRESH], np.inf, slope, 0.0
         alone = token_s(e, FM, 0, fresh)
@@ -500,9 +500,9 @@ def _best_of_many(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most
             alone -= 0.5 * e.pair_s[0] * RM[c + PAIRS]
         else:
             steep, base = _slope(e, FM, 0, fresh)[1:]
-        late = latest * (1.0 + 1e-9) + 1e-15 * t - floor if slope >= 0.0 else np.inf
+        late = latest * (1.0 + 1e-9) + 1e-15 * t - floor - e.way_s if slope >= 0.0 else np.inf
         gain = RM[PRICE_S] * RM[c + RATIO]
-        floor = floor + RM[c + LATE] if gain >= 0.0 else np.nan
+        floor = e.way_s + floor + RM[c + LATE] if gain >= 0.0 else np.nan
         size = math.exp(theta * ((inputs + outputs) / e.kv_tokens - 1.0))
         held = RM[c + HELD_SHARE]
         tokens = slots if held == 1.0 else math.exp(theta * (most / held - 1.0)) * (1.0 + 1e-9)
@@ -542,7 +542,7 @@ def _best_of_many(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most
                     cut = _beyond(least, t)
     if best >= 0:
         RM[x + best] = RM[blocks + best // BLOCK] = np.nan
-        RM[SECOND] = second if second >= 0 else RM[SECOND]
+        RM[SECOND] = max(second, 0)
     return best
 
 
