@@ -95,6 +95,7 @@ from hetero.engine.dispatcher_queue import is_deferred
 from hetero.engine.kv import fits
 from hetero.engine.prefix import known_tokens
 from hetero.engine.state import (
+    BLOCK,
     CHUNKED,
     DECODE_ONLY,
     DEFER,
@@ -132,8 +133,9 @@ HEADER = 25
 SHARE, OWN, FRESH, PAIRS, RENEWAL, RATIO, LATE, HELD_SHARE = 1, 2, 3, 4, 5, 6, 7, 8
 START, STOP, LEAST_RATE, FLOOR, STEP, AHEAD, TERMS = 9, 10, 11, 12, 13, 14, 15
 # Columns for M replicas each: the end of its step when its row was written, and its row; by row its
-# replica, and what the bound of its cost is made of, see _bound_s; its cell.
-SEEN_END, ROW, REPLICA, REST, BY_TOKENS, BY_SLOTS, BEFORE, CELL, COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7, 8
+# replica, and what bounds its cost, see _bound_s; by block its first end then; bounds; its cell.
+SEEN_END, ROW, REPLICA, REST, BY_TOKENS, BY_SLOTS, BEFORE = 0, 1, 2, 3, 4, 5, 6
+SEEN_BLOCK, BOUND, CELL, COLUMNS = 7, 8, 9, 10
 _RECENT = 200.0  # arrivals that the averages remember: minutes of traffic, many per length
 _LEARNT = 500.0  # finished requests that the regression remembers
 _GONE = 20.0  # mean gaps without an arrival after which none is expected: by chance once in e^20
@@ -141,7 +143,6 @@ _SPARE = 0.9  # how full a replica may be that takes a request which has missed 
 _LINK = 2.0  # 1/s; the share of a limit that a request forgoes to spare links a second
 _FEW = 48  # replicas that are looked at one by one
 _FINITE = 1e300  # s; above every cost, below that of what is out
-_CHUNK = 32  # rows whose bounds are compared at once
 _PRIOR = 20.0  # finished requests that outweigh taking predictions at their word
 
 
@@ -260,23 +261,25 @@ def _beyond(least, t):
 
 @inlined
 def _slope(e, FM, p, tokens):
-    """Least slope of a line from a point of a table, at ``tokens``, to any later one."""
+    """Least slope from a point of a table on; its last slope, and where such a line begins."""
     j = e.knots[p] + 3 * (e.knot_count[p] - 1)
-    start, slope = token_s(e, FM, p, tokens), FM[j + 2]
+    slope = steep = FM[j + 2]
+    start, base = token_s(e, FM, p, tokens), 0.0
     while j >= e.knots[p] and FM[j] > tokens:
         slope = min(slope, (FM[j + 1] - start) / (FM[j] - tokens))
+        base = min(base, FM[j + 1] - start - steep * (FM[j] - tokens))
         j -= 3
-    return slope
+    return slope, steep, base
 
 
 @inlined
 def _prefill_floor(e, FM, RM, c):
     """What a prefill takes at least, and per token before it; NaN where that is not known."""
     fresh = RM[c + FRESH]
-    slope = _slope(e, FM, 0, fresh)
+    slope = _slope(e, FM, 0, fresh)[0]
     if e.batching != CHUNKED:
         if e.pieces == 2:
-            slope = min(slope, _slope(e, FM, 1, fresh))
+            slope = min(slope, _slope(e, FM, 1, fresh)[0])
         return RM[c + OWN], slope
     if e.max_batch >= e.max_step_tokens:
         return np.nan, 0.0
@@ -379,7 +382,7 @@ def _arrange(E, FM, RM):
         for i in range(count):
             if E[i].kind == kind:
                 RM[x + ROW * count + i], RM[x + REPLICA * count + row] = row, i
-                RM[x + i] = np.nan
+                RM[x + i] = RM[x + SEEN_BLOCK * count + i] = np.nan
                 RM[c + LEAST_RATE] = _least_rate(E[i], FM)
                 row += 1
         RM[c + STOP] = row
@@ -456,75 +459,72 @@ def _best_of_many(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most
     count = len(E)
     x = HEADER + TERMS * count
     best, least = -1, np.inf
-    for b in range(0, count, _CHUNK):
-        stop = min(b + _CHUNK, count)
-        seen, ends = RM[x + b : x + stop], FM[b:stop]
-        changed = 0
-        for k in range(len(seen)):
-            changed += (seen[k] != ends[k]) | (ends[k] <= t)
-        if changed > 0:
-            for k in range(len(seen)):
-                if seen[k] != ends[k] or ends[k] <= t:
-                    i = b + k
-                    _write(R, E[i], S[i], FM, RM, x, count)
-                    if not anew:  # whoever has not changed had no room for it
-                        cost = _look(R, E, S, FM, RM, r, i, t, inputs, outputs, most, latest, least)
-                        if cost < least:
-                            best, least = i, cost
+    blocks = x + SEEN_BLOCK * count
+    for b in range(0, count, BLOCK):
+        # Who is not sent a request changes when a step ends, the first of its block before others.
+        earliest = FM[E[b].block]
+        if RM[blocks + b // BLOCK] == earliest and earliest > t:
+            continue
+        RM[blocks + b // BLOCK] = earliest
+        for i in range(b, min(b + BLOCK, count)):
+            if RM[x + i] != FM[i] or FM[i] <= t:
+                _write(R, E[i], S[i], FM, RM, x, count)
+                if not anew:  # whoever has not changed had no room for it
+                    cost = _look(R, E, S, FM, RM, r, i, t, inputs, outputs, most, latest, least)
+                    if cost < least:
+                        best, least = i, cost
     theta = RM[STEEPNESS]
     slots = math.exp(theta * (most - 1.0)) * (1.0 + 1e-9)
-    second, cut = -1, _FINITE
-    for kind in range(int(RM[KINDS]) if anew else 0):
-        c = HEADER + TERMS * kind
+    second, cut, kinds = int(RM[SECOND]), _FINITE, int(RM[KINDS])
+    bounds = RM[x + BOUND * count : x + BOUND * count + BLOCK]
+    first = E[second].kind
+    for kind in range(first, first + kinds if anew else first):
+        c = HEADER + TERMS * (kind % kinds)
         start, stop = int(RM[c + START]), int(RM[c + STOP])
         e = E[int(RM[x + REPLICA * count + start])]
         _value(R, e, FM, IM, RM, c, r, inputs, outputs, weight)
-        i = int(RM[SECOND])
-        if E[i].kind == kind:  # likely to be near the least
-            cost = _look(R, E, S, FM, RM, r, i, t, inputs, outputs, most, latest, least)
-            if cost < least or (cost == least and i < best):
-                best, least = i, cost
-                cut = _beyond(least, t)
+        if kind == first:  # the second best of before is likely to be near the least
+            cost = _look(R, E, S, FM, RM, r, second, t, inputs, outputs, most, latest, least)
+            if cost < least:
+                best, least, cut = second, cost, _beyond(cost, t)
+        if RM[c + FLOOR] > cut:
+            continue
         floor, slope = _prefill_floor(e, FM, RM, c)
-        floor += e.way_s
         # Up to here a look at the table tells what is to be prefilled before.
-        fresh, one_step = RM[c + FRESH], np.inf
-        if e.batching == CHUNKED:
-            one_step = float(e.max_step_tokens)
+        fresh, one_step, steep, base = RM[c + FRESH], np.inf, slope, 0.0
+        alone = token_s(e, FM, 0, fresh)
         if e.pieces == 2:
             one_step = 0.0
-        alone = token_s(e, FM, 0, fresh)
-        if e.batching == CHUNKED:
+        elif e.batching == CHUNKED:
+            one_step = float(e.max_step_tokens)
             alone -= 0.5 * e.pair_s[0] * RM[c + PAIRS]
-        late = latest * (1.0 + 1e-9) + 1e-15 * t - floor if slope >= 0.0 else np.inf
+        else:
+            steep, base = _slope(e, FM, 0, fresh)[1:]
+        late = latest * (1.0 + 1e-9) + 1e-15 * t - floor - e.way_s if slope >= 0.0 else np.inf
         gain = RM[PRICE_S] * RM[c + RATIO]
-        floor = floor + RM[c + LATE] if gain >= 0.0 else np.nan
+        floor = e.way_s + floor + RM[c + LATE] if gain >= 0.0 else np.nan
         size = math.exp(theta * ((inputs + outputs) / e.kv_tokens - 1.0))
         held = RM[c + HELD_SHARE]
         tokens = slots if held == 1.0 else math.exp(theta * (most / held - 1.0)) * (1.0 + 1e-9)
         tokens = max(tokens / size, 1.0 + 1e-9)  # one that is empty takes any request
         if theta == 0.0 or e.max_batch == 1:
             floor = np.nan
-        for b in range(start, stop, _CHUNK):
-            end = min(b + _CHUNK, stop)
+        for b in range(start, stop, BLOCK):
+            end = min(b + BLOCK, stop)
             rest = RM[x + REST * count + b : x + REST * count + end]
             by_tokens = RM[x + BY_TOKENS * count + b : x + BY_TOKENS * count + end]
             by_slots = RM[x + BY_SLOTS * count + b : x + BY_SLOTS * count + end]
             before = RM[x + BEFORE * count + b : x + BEFORE * count + end]
             near = 0
             for k in range(end - b):
-                bound = _bound_s(
-                    *(rest[k], by_tokens[k], by_slots[k], slope * before[k]),
+                bounds[k] = _bound_s(
+                    *(rest[k], by_tokens[k], by_slots[k]),
+                    max(slope * before[k], steep * before[k] + base),
                     *(t, floor, late, gain, size, tokens, slots),
                 )
-                near += not bound > cut
+                near += not bounds[k] > cut
             for k in range(end - b if near > 0 else 0):
-                more = slope * before[k]
-                bound = _bound_s(
-                    *(rest[k], by_tokens[k], by_slots[k], more),
-                    *(t, floor, late, gain, size, tokens, slots),
-                )
-                if bound > cut:
+                if bounds[k] > cut:
                     continue
                 if before[k] > 0.0 and fresh + before[k] < one_step:
                     more = token_s(e, FM, 0, fresh + before[k]) - alone
@@ -541,8 +541,8 @@ def _best_of_many(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most
                     best, least = i, cost
                     cut = _beyond(least, t)
     if best >= 0:
-        RM[x + best] = np.nan
-        RM[SECOND] = second if second >= 0 else RM[SECOND]
+        RM[x + best] = RM[blocks + best // BLOCK] = np.nan
+        RM[SECOND] = max(second, 0)
     return best
 
 
