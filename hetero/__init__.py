@@ -103,17 +103,19 @@ LAZY = {
     "simulation": "hetero.apps.answers.simulation",
     "size": "hetero.apps.answers.fleets",
 }
-"""Names that are imported on first use, and where they stand; with four modules beside them."""
+"""Names that are imported on first use, and where they stand; with five modules beside them."""
 
-_MODULES = ("catalog", "cluster", "routers", "workload")
+_MODULES = {name: f"hetero.{name}" for name in ("catalog", "cluster", "routers", "workload")}
+_MODULES["sweeps"] = "pipelines.sweep"
 
 
 def __getattr__(name: str) -> Any:
-    if name in LAZY:
-        return getattr(importlib.import_module(LAZY[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"hetero.{name}")
-    raise AttributeError(f"module 'hetero' has no attribute '{name}'")
+    if not (where := LAZY.get(name) or _MODULES.get(name)):
+        raise AttributeError(f"module 'hetero' has no attribute '{name}'")
+    if where.startswith("pipelines"):
+        importlib.import_module("hetero.paths").root()  # elsewhere it says what to do
+    found = importlib.import_module(where)
+    return found if name in _MODULES else getattr(found, name)
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -19,6 +20,9 @@ from pipelines import source
 from pipelines.sweep import search, spec, table
 from pipelines.sweep.point import Job
 from pipelines.sweep.workers import run_all
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -37,13 +41,25 @@ class Swept(Shown):
         By point: its parameters and why it failed; the traceback stands in its file.
     """
 
+    spec: spec.Sweep
     name: str
     folder: Path
     planned: int
     frame: pd.DataFrame
     effects: pd.DataFrame
     says: tuple[str, ...]
-    failed: tuple[tuple[str, str, str], ...]
+    failed: tuple[tuple[str, str, str], ...] = ()
+
+    def figure(self) -> Figure:
+        """Main effects with their intervals, and below them what they were measured on."""
+        from hetero.plots import figures
+
+        drawn, one = table.figure(self.frame, self.spec), self.spec
+        told = f"{self.name}: {one.source} traces, {one.profile} profile, {len(self.frame)} points"
+        repeats = math.prod(map(len, one.repeat.values()))
+        named = f" of {repeats} repeats over {', '.join(one.repeat)}" if one.repeat else ""
+        figures.stamp(drawn, told + named)
+        return drawn
 
     def table(self) -> Table:
         """Main effects."""
@@ -161,31 +177,29 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
         except FileNotFoundError:
             failed.append(("", values, "it failed, and another sweep of the folder tries it again"))
     main = table.effects_frame(frame, found)
+    planned, says = (
+        len(jobs) * math.prod(map(len, found.along.values())),
+        tuple(table.sentences(main, found)),
+    )
+    swept = Swept(found, name, folder, planned, frame, main, says, tuple(failed))
     folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / "points.parquet", force=True) as part:
         frame.to_parquet(part, index=False)
     for content, file in ((frame, "points.csv"), (main, "effects.csv")):
         with writing(folder / file, force=True) as part:
             content.to_csv(part, index=False, float_format="%.10g", lineterminator="\n")
-    says = tuple(table.sentences(main, found))
     with writing(folder / "sentences.txt", force=True) as part:
         part.write_text("".join(f"{line}\n" for line in says), encoding="utf-8")
     if len(frame):
         from hetero.plots import figures
 
-        drawn = table.figure(frame, found)
-        told = f"{name}: {found.source} traces, {found.profile} profile, {len(frame)} points"
-        repeats = math.prod(map(len, found.repeat.values()))
-        named = f" of {repeats} repeats over {', '.join(found.repeat)}" if found.repeat else ""
-        figures.stamp(drawn, told + named)
         with (
             writing(folder / "effects.svg", force=True) as svg,
             writing(folder / "effects.png", force=True) as png,
         ):
-            figures.save(drawn, svg.with_suffix(""))
+            figures.save(swept.figure(), svg.with_suffix(""))
             svg.with_suffix(".png").replace(png)
-    planned = len(jobs) * math.prod(map(len, found.along.values()))
-    return Swept(name, folder, planned, frame, main, says, tuple(failed))
+    return swept
 
 
 def check(found: Swept) -> None:
