@@ -112,8 +112,8 @@ _MODULES["sweeps"] = "pipelines.sweep"
 def __getattr__(name: str) -> Any:
     if not (where := LAZY.get(name) or _MODULES.get(name)):
         raise AttributeError(f"module 'hetero' has no attribute '{name}'")
-    if where.startswith("pipelines"):
-        importlib.import_module("hetero.paths").root()  # elsewhere it says what to do
+    if name == "sweeps":
+        importlib.import_module("hetero.paths").root()  # which says what to do without a checkout
     found = importlib.import_module(where)
     return found if name in _MODULES else getattr(found, name)
 

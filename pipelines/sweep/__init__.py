@@ -23,15 +23,15 @@ def load(name: Path | str) -> Swept:
     """
     import pandas as pd
 
-    from pipelines.sweep import run, spec, table
+    from pipelines.sweep import run, spec
 
     file = Path(name)
     file = file if file.suffix else paths.root() / "pipelines" / "sweeps" / f"{file}.yaml"
     found, folder = spec.read(file), paths.results() / "sweeps" / file.stem
-    kept = folder / "points.csv"
-    resolve = f"run `hetero sweep {file}` first."
-    require(kept.is_file(), f"Sweep '{file.stem}' has no results in {folder}.", resolve=resolve)
-    frame = pd.read_csv(kept)
-    main = table.effects_frame(frame, found)
-    says = tuple(table.sentences(main, found))
-    return run.Swept(found, file.stem, folder, len(frame), frame, main, says)
+    require(
+        (folder / "points.csv").is_file(),
+        f"Sweep '{file.stem}' has no results in {folder}.",
+        resolve=f"run `hetero sweep {file}` first.",
+    )
+    frame = pd.read_csv(folder / "points.csv")
+    return run.Swept(found, file.stem, folder, len(frame), frame)

@@ -33,10 +33,6 @@ class Swept(Shown):
     ----------
     frame
         One row per finished point.
-    effects
-        Mean of every measure over each value of each parameter.
-    says
-        What it supports, a sentence per measure that is compared.
     failed
         By point: its parameters and why it failed; the traceback stands in its file.
     """
@@ -46,9 +42,17 @@ class Swept(Shown):
     folder: Path
     planned: int
     frame: pd.DataFrame
-    effects: pd.DataFrame
-    says: tuple[str, ...]
     failed: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def effects(self) -> pd.DataFrame:
+        """Mean of every measure over each value of each parameter."""
+        return table.effects_frame(self.frame, self.spec)
+
+    @property
+    def says(self) -> list[str]:
+        """What it supports, a sentence per measure that is compared."""
+        return table.sentences(self.effects, self.spec)
 
     def figure(self) -> Figure:
         """Main effects with their intervals, and below them what they were measured on."""
@@ -63,6 +67,7 @@ class Swept(Shown):
 
     def table(self) -> Table:
         """Main effects."""
+        effects = self.effects
         columns = (
             Column("parameter"),
             Column("value"),
@@ -71,7 +76,7 @@ class Swept(Shown):
             Column("95 % low", "", 5),
             Column("95 % high", "", 5),
             Column("points"),
-            *(Column(name, "", 5) for name in self.effects.columns[7:]),
+            *(Column(name, "", 5) for name in effects.columns[7:]),
         )
         notes = [f"{len(self.frame)} of {self.planned} points finished; {self.folder}"]
         notes += self.says
@@ -79,7 +84,7 @@ class Swept(Shown):
             f"failed: {values}: {why} ({file or 'no traceback'})"
             for file, values, why in self.failed
         ]
-        rows = tuple(tuple(row) for row in self.effects.itertuples(index=False, name=None))
+        rows = tuple(tuple(row) for row in effects.itertuples(index=False, name=None))
         return Table(f"Sweep {self.name}: main effects", columns, rows, tuple(notes))
 
 
@@ -129,11 +134,6 @@ def sweep(
     return collected(found, file.stem, jobs, target)
 
 
-def jobs(found: spec.Sweep, folder: Path) -> list[Job]:
-    """Jobs of every point of a sweep that is no search."""
-    return jobs_of(found, spec.points(found, "sweep"), folder, *_notebook_and_digest(found))
-
-
 def jobs_of(
     found: spec.Sweep, points: list[spec.Point], folder: Path, notebook: Path, rests_on: str
 ) -> list[Job]:
@@ -176,20 +176,16 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
             failed.append((str(job.failure), values, said["why"]))
         except FileNotFoundError:
             failed.append(("", values, "it failed, and another sweep of the folder tries it again"))
-    main = table.effects_frame(frame, found)
-    planned, says = (
-        len(jobs) * math.prod(map(len, found.along.values())),
-        tuple(table.sentences(main, found)),
-    )
-    swept = Swept(found, name, folder, planned, frame, main, says, tuple(failed))
+    planned = len(jobs) * math.prod(map(len, found.along.values()))
+    swept = Swept(found, name, folder, planned, frame, tuple(failed))
     folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / "points.parquet", force=True) as part:
         frame.to_parquet(part, index=False)
-    for content, file in ((frame, "points.csv"), (main, "effects.csv")):
+    for content, file in ((frame, "points.csv"), (swept.effects, "effects.csv")):
         with writing(folder / file, force=True) as part:
             content.to_csv(part, index=False, float_format="%.10g", lineterminator="\n")
     with writing(folder / "sentences.txt", force=True) as part:
-        part.write_text("".join(f"{line}\n" for line in says), encoding="utf-8")
+        part.write_text("".join(f"{line}\n" for line in swept.says), encoding="utf-8")
     if len(frame):
         from hetero.plots import figures
 

@@ -449,7 +449,7 @@ def test_committed_sweeps_are_those_of_their_files(name):
     found, kept, points = loaded.spec, loaded.effects, loaded.frame
     written = pd.read_csv(loaded.folder / "effects.csv")
     pd.testing.assert_frame_equal(kept, written, check_dtype=False, rtol=1e-7)
-    assert list(loaded.says) == (loaded.folder / "sentences.txt").read_text().splitlines()
+    assert loaded.says == (loaded.folder / "sentences.txt").read_text().splitlines()
     assert len(loaded.says) == len(found.measures)
     assert f"{len(points)} of {loaded.planned} points" in str(loaded)
     assert len(points) == len(spec.points(found)) * math.prod(map(len, found.along.values()))
