@@ -57,6 +57,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetero import catalog as catalog
     from hetero import cluster as cluster
+    from hetero import comparison as comparison
     from hetero import routers as routers
     from hetero import workload as workload
     from hetero.apps.answers.exports import export as export
@@ -103,10 +104,10 @@ LAZY = {
     "simulation": "hetero.apps.answers.simulation",
     "size": "hetero.apps.answers.fleets",
 }
-"""Names that are imported on first use, and where they stand; with five modules beside them."""
+"""Names that are imported on first use, and where they stand; with six modules beside them."""
 
-_MODULES = {name: f"hetero.{name}" for name in ("catalog", "cluster", "routers", "workload")}
-_MODULES["sweeps"] = "pipelines.sweep"
+_MODULES = {one: f"hetero.{one}" for one in ("catalog", "cluster", "comparison", "routers")}
+_MODULES |= {"sweeps": "pipelines.sweep", "workload": "hetero.workload"}
 
 
 def __getattr__(name: str) -> Any:

@@ -205,16 +205,9 @@ class Plan(Shown):
         """
         if isinstance(self.serving, Deployment):
             return simulate(
-                self.serving,
-                trace,
-                fresh(router_of(self.router)),
-                events=events,
-                seed=seed,
-                sample_s=sample_s,
-                progress=progress,
-                watch=watch,
-                predictor=predictor,
-            )
+                self.serving, trace, fresh(router_of(self.router)), events=events, seed=seed,
+                sample_s=sample_s, progress=progress, watch=watch, predictor=predictor,
+            )  # fmt: skip
         require(
             isinstance(self.router, PipelineRouter),
             f"{self.planner} places layers over a network, where '{self.rule}' routes nothing.",

@@ -140,11 +140,10 @@ class Simulated(Shown):
             of("E2E P95", "s", lambda one: one.percentiles["e2e_s"][95]),
             of("utilisation", "%", lambda one: 100 * one.utilisation, 3),
         ]
-        first = [one for _, one in self.found]
-        if any(one.attainment for one in first):
+        if any(one[0].attainment for one in seen.values()):
             columns.append(of("SLO met", "%", lambda one: 100 * one.attainment["joint"], 3))
             columns.append(of("within targets", "req/s", lambda one: one.within_targets_rps, 3))
-        if any(one.usd_per_mtok is not None for one in first):
+        if any(one[0].usd_per_mtok is not None for one in seen.values()):
             columns.append(of("cost", "$/10^6 tokens", lambda one: one.usd_per_mtok, 3))
         found = self.comparison.note if self._seeds == 1 else self.comparison.sentence
         return Table.of(self.title, columns, seen.items(), self.about, found, *self.notes)
