@@ -57,6 +57,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetero import catalog as catalog
     from hetero import cluster as cluster
+    from hetero import comparison as comparison
     from hetero import routers as routers
     from hetero import workload as workload
     from hetero.apps.answers.exports import export as export
@@ -103,17 +104,19 @@ LAZY = {
     "simulation": "hetero.apps.answers.simulation",
     "size": "hetero.apps.answers.fleets",
 }
-"""Names that are imported on first use, and where they stand; with four modules beside them."""
+"""Names that are imported on first use, and where they stand; with six modules beside them."""
 
-_MODULES = ("catalog", "cluster", "routers", "workload")
+_MODULES = {one: f"hetero.{one}" for one in ("catalog", "cluster", "comparison", "routers")}
+_MODULES |= {"sweeps": "pipelines.sweep", "workload": "hetero.workload"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in LAZY:
-        return getattr(importlib.import_module(LAZY[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"hetero.{name}")
-    raise AttributeError(f"module 'hetero' has no attribute '{name}'")
+    if not (where := LAZY.get(name) or _MODULES.get(name)):
+        raise AttributeError(f"module 'hetero' has no attribute '{name}'")
+    if name == "sweeps":
+        importlib.import_module("hetero.paths").root()  # which says what to do without a checkout
+    found = importlib.import_module(where)
+    return found if name in _MODULES else getattr(found, name)
 
 
 def __dir__() -> list[str]:

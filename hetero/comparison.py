@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -25,9 +24,9 @@ from numpy.typing import ArrayLike
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError, require
-from hetero.intervals import interval, ranking
+from hetero.intervals import draws_needed, interval, ranking
 from hetero.plans import Plan, footing
-from hetero.routers import Predictor, router_of
+from hetero.routers import Predictor, fresh, router_of
 from hetero.simulator import Run, Slo, metrics, simulate
 from hetero.simulator.sustained import ARRIVING, Arrivals, redrawn
 from hetero.streams import stream
@@ -105,9 +104,9 @@ class Comparison(Shown):
 
     @property
     def sentence(self) -> str:
-        """What was found by the first metric, a line per rate: who is best, and by how much.
+        """What was found by the first metric, a line per rate, and how requests came.
 
-        Distances are means of paired differences with 95 % intervals.
+        Paired differences have 95 % intervals; seeds that would tell: at their mean and deviation.
         """
         said = []
         for rate, rows in self.summary().groupby("rate_rps", sort=False):
@@ -117,13 +116,13 @@ class Comparison(Shown):
             for _, one in rows[~rows["system"].isin(level)].iterrows():
                 turn = -1.0 if one["difference"] < 0 else 1.0
                 low, high = sorted((turn * one["low"], turn * one["high"]))
-                told = f" [{low:.3g}, {high:.3g}{'' if low > 0 else ': not told apart'}]"
+                told = _told(low, high, self.frame["seed"].nunique())
                 away = f"{one['system']} by {abs(one['difference']):.3g}"
                 behind.append(away + told * bool(one["low"] == one["low"]))
             has = f"{' and '.join(level)} {'have' if len(level) > 1 else 'has'} the best"
             said.append(f"{rate:.4g} requests/s: {has} {self._first}, {mean:.3g}")
             said[-1] += "; behind it " * bool(behind) + ", ".join(behind) + "."
-        return "\n".join(said)
+        return "\n".join([*said, *filter(None, [self.note])])
 
     def figure(self, metric: str = "", *, baseline: str = "", lower: bool | None = None) -> Figure:
         """Means with 95 % intervals, and paired differences to a baseline, rate by rate.
@@ -142,9 +141,9 @@ class Comparison(Shown):
         shown = [name for name in _SHOWN if name in found] or found
         groups = self.frame.groupby(["rate_rps", "plan", "router"], sort=False)
         rows = groups[shown].mean().reset_index()
-        notes = [*self.sentence.splitlines(), *self.ranking().splitlines(), self.note]
+        notes = [*self.ranking().splitlines(), *self.sentence.splitlines()]
         if self.frame["seed"].nunique() == 1:
-            notes[-1:] = ["One seed: no interval, the order may be chance.", self.note]
+            notes.insert(0, "One seed: no interval, the order may be chance.")
         else:
             at = 1 + list(rows).index(self._first)
             for k, end in enumerate(("low", "high")):
@@ -166,6 +165,13 @@ class Comparison(Shown):
         for rate, rows in named.groupby("rate_rps", sort=False):
             wide = rows.pivot(index="seed", columns="system", values=metric)
             yield float(str(rate)), sign, wide[[*rows["system"].unique()]]
+
+
+def _told(low: float, high: float, seeds: int) -> str:
+    if not low <= 0 < high:
+        return f" [{low:.3g}, {high:.3g}]"
+    needed = float(f"{draws_needed((high - low) / 2.0, seeds, abs(low + high) / 2.0):.2g}")
+    return f" [{low:.3g}, {high:.3g}: cannot tell, about {needed:,.0f} seeds would]"
 
 
 def measured(run: Run, slo: Slo | None = None) -> dict[str, float]:
@@ -198,7 +204,7 @@ def compare(
     seeds: int | Sequence[int] = 5,
     *,
     slo: Slo | None = None,
-    process: Arrivals = "poisson",
+    process: Arrivals | None = None,
     resample: bool | int = True,
     predictor: Predictor | None = None,
     measure: Measure | None = None,
@@ -225,7 +231,8 @@ def compare(
     slo
         Targets.
     process
-        How requests come at a rate, see :func:`hetero.simulator.sustained.arrivals`.
+        How requests come at a rate, see :func:`hetero.simulator.sustained.arrivals`; by default
+        the own bursts of a file that has them, stretched to the rate, else a Poisson process.
     resample
         Requests of a block, True for the root of the trace's; False for the trace as it is.
     predictor
@@ -260,6 +267,7 @@ def compare(
     require(bool(numbers), "No seeds are given.", resolve="give one or more.")
     if isinstance(trace, Trace):
         block = round(math.sqrt(len(trace))) if resample is True else int(resample)
+        process = process or ("scaled" if trace.own_bursts else "poisson")
         came = ARRIVING[process] if asked else "arrivals of the trace"
         came += f", requests drawn in blocks of {block}" if block else ", requests in its order"
         draw: Draw = partial(_drawn, trace, block, process if asked else "")
@@ -299,8 +307,8 @@ def _play(
     for label, router in routers.items():
         if isinstance(served, Plan):
             run: Run = served.simulate(requests, seed)
-        else:  # a router of plain Python may remember what it has seen
-            run = simulate(served, requests, deepcopy(router), seed=seed, **how)
+        else:
+            run = simulate(served, requests, fresh(router), seed=seed, **how)
         rows.append(dict(zip(KEYS, (name, rate_rps, label, seed), strict=True)) | {**measure(run)})
     return rows
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from hetero.errors import DataError, ParameterError, require
 from hetero.files import writing
 from hetero.grouping import summed
 from hetero.placement import FlowNetwork, Placement
-from hetero.routers import Builtin, Oracle, Predictor, Router, router_of
+from hetero.routers import Builtin, Oracle, Predictor, Router, fresh, router_of
 from hetero.routers.base import DEFAULT
 from hetero.routers.pipelines import PipelineRouter
 from hetero.simulator import Event, simulate
@@ -206,16 +205,9 @@ class Plan(Shown):
         """
         if isinstance(self.serving, Deployment):
             return simulate(
-                self.serving,
-                trace,
-                deepcopy(router_of(self.router)),  # one of plain Python may remember a run
-                events=events,
-                seed=seed,
-                sample_s=sample_s,
-                progress=progress,
-                watch=watch,
-                predictor=predictor,
-            )
+                self.serving, trace, fresh(router_of(self.router)), events=events, seed=seed,
+                sample_s=sample_s, progress=progress, watch=watch, predictor=predictor,
+            )  # fmt: skip
         require(
             isinstance(self.router, PipelineRouter),
             f"{self.planner} places layers over a network, where '{self.rule}' routes nothing.",

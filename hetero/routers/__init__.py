@@ -1,6 +1,10 @@
 """Routers: which replica, or pair of replicas, serves a request."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from difflib import get_close_matches
+
+import numpy as np
 
 from hetero.errors import ParameterError, require
 from hetero.routers.base import (
@@ -69,6 +73,7 @@ __all__ = [
     "Workload",
     "batch_limits",
     "factories",
+    "fresh",
     "router_of",
     "uniform_limits",
 ]
@@ -103,6 +108,8 @@ def factories() -> dict[str, Callable[..., Builtin]]:
 def router_of(given: object) -> Router | Builtin:
     """A router as it is, or made: by its name, by its class or by a function.
 
+    ``algorithm-2`` and ``xiong`` are names of :class:`Workload`, too.
+
     Examples
     --------
     >>> router_of("round-robin") == router_of(RoundRobin) == RoundRobin()
@@ -110,12 +117,13 @@ def router_of(given: object) -> Router | Builtin:
     """
     if isinstance(given, str):
         known = factories()
-        require(
-            given in known,
-            f"No router is called '{given}'.",
-            resolve=f"use one of {', '.join(known)}.",
-        )
-        return known[given]()
+        known |= dict.fromkeys(("algorithm-2", "xiong"), known["workload"])
+        name = given.lower().replace(" ", "-").replace("_", "-")
+        near = f"use one of {', '.join(known)}."
+        for one in get_close_matches(name, known, n=1):
+            near = f"did you mean '{one}'? {near}"
+        require(name in known, f"No router is called '{given}'.", resolve=near)
+        return known[name]()
     # A class has the attributes of its instances.
     made = given
     if callable(given) and (isinstance(given, type) or not isinstance(given, Builtin | Router)):
@@ -126,3 +134,21 @@ def router_of(given: object) -> Router | Builtin:
         f"{made!r} is no router.",
         resolve="pass a name, or an object with a name and choose(request, fleet).",
     )
+
+
+def fresh(router: Router | Builtin) -> Router | Builtin:
+    """A copy that remembers nothing of other runs: lists and the like of its class are its own.
+
+    Examples
+    --------
+    >>> class Listing:
+    ...     name, seen = "listing", []
+    >>> fresh(Listing()).seen is Listing.seen
+    False
+    """
+    made = deepcopy(router)
+    for name in dir(type(made)) if hasattr(made, "__dict__") else ():
+        shared = getattr(type(made), name)
+        if isinstance(shared, list | dict | set | np.ndarray) and not name.startswith("__"):
+            made.__dict__.setdefault(name, deepcopy(shared))
+    return made

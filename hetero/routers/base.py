@@ -8,7 +8,7 @@ records that a :class:`FleetState` carries, so that a live dispatcher decides by
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -74,8 +74,8 @@ class FleetState:
         Tokens at the start of the prompt that each replica is believed to have in its prefix
         cache, by the dispatcher's own records of what it sent there (:mod:`hetero.engine.prefix`).
     records
-        The records behind these figures, which the built-in routers read; None where there are
-        none.
+        The records behind these figures, which the built-in routers read. They hold true output
+        lengths: another router has None, unless it says ``oracle = True``.
     """
 
     now_s: float
@@ -86,7 +86,12 @@ class FleetState:
     kv_tokens: NDArray[np.int64]
     eligible: NDArray[np.bool_]
     known_tokens: NDArray[np.int64]
-    records: Records | None = None
+    records: Records | None = field(default=None, repr=False)
+    if not TYPE_CHECKING:  # types know what there is
+
+        def __getattr__(self, name: str) -> Any:
+            known = ", ".join(one.name for one in fields(self))
+            raise AttributeError(f"A router sees no fleet.{name}. Resolve: use one of {known}.")
 
 
 @runtime_checkable
@@ -171,7 +176,7 @@ class Live:
         require(
             bool(records),
             f"Router '{self.name}' reads the records of the fleet, and this state has none.",
-            resolve="pass FleetState(records=...), or route with a router of plain Python.",
+            resolve="say oracle = True in a router that asks it, or pass FleetState(records=...).",
         )
         return self.decide(records, request.index, fleet.now_s)
 

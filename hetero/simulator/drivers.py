@@ -15,7 +15,7 @@ from hetero.arrays import Floats, Ints
 from hetero.engine import dispatcher_queue, state
 from hetero.engine.replica import advance_all
 from hetero.errors import ParameterError
-from hetero.routers.base import FleetState, Request, Router
+from hetero.routers.base import FleetState, Live, Request, Router
 from hetero.simulator import loop
 from hetero.simulator.loop import missed_for_certain
 from hetero.simulator.metrics import Slo
@@ -255,7 +255,7 @@ class Plain(Driver):
             kv_tokens=np.where(engines["role"] == state.DECODE_ONLY, -1, engines["kv_tokens"]),
             eligible=self.eligible,
             known_tokens=self.known,
-            records=arrays,
+            records=arrays if getattr(router, "oracle", isinstance(router, Live)) else None,
         )
 
     def _ask(self, request: Request, t: float) -> tuple[int, int | None]:

@@ -19,7 +19,7 @@ from hetero.engine.state import FINISHED, GAP_BINS, REJECTED
 from hetero.errors import InfeasibleError
 from hetero.placement.network import FlowNetwork
 from hetero.placement.placement import Placement
-from hetero.simulator.metrics import METRIC_COLUMNS
+from hetero.simulator.metrics import METRIC_COLUMNS, gap_percentiles
 from hetero.simulator.run import Run
 from hetero.workload import Trace
 
@@ -214,21 +214,6 @@ def kv_entries(placement: Placement, node: int) -> int:
         if not placement.allow_overfull:
             raise
         return 0
-
-
-def gap_percentiles(counts: NDArray[np.int64], percentiles: tuple[int, ...]) -> dict[int, float]:
-    """Percentiles of a histogram of inter-token times, linear inside a bin: within 3.2 %."""
-    from hetero.engine.gaps import gap_edges
-
-    total = int(counts.sum())
-    if not total:
-        return dict.fromkeys(percentiles, np.nan)
-    edges, filled = gap_edges(), np.flatnonzero(counts)
-    upto = np.cumsum(counts)[filled]
-    shares = np.column_stack([upto - counts[filled], upto]).ravel() / total
-    sides = np.column_stack([edges[filled], edges[filled + 1]]).ravel()
-    values = np.interp(np.array(percentiles) / 100.0, shares, sides)
-    return dict(zip(percentiles, values.tolist(), strict=True))
 
 
 def combine(name: str, runs: tuple[PipelineRun, ...]) -> WindowFigures:

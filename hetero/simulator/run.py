@@ -14,7 +14,6 @@ from hetero.arrays import Floats
 from hetero.deployment import Deployment
 from hetero.display import Shown, Table
 from hetero.engine import state
-from hetero.engine.gaps import gap_edges
 from hetero.engine.replica import snapshot
 from hetero.errors import ParameterError
 from hetero.workload import Trace
@@ -121,7 +120,7 @@ class Run(Shown):
     replicas
         Records of the replicas at the end, shape (M,).
     gap_counts
-        Histogram of inter-token times of all replicas; edges in :attr:`gap_edges_s`.
+        Histogram of inter-token times of all replicas; edges: :func:`hetero.engine.gaps.gap_edges`.
     samples
         What replicas held over time, where it was asked for.
     """
@@ -152,11 +151,6 @@ class Run(Shown):
         for records in (requests, replicas, gaps):
             records.setflags(write=False)
         return cls(deployment, trace, router, requests, replicas, gaps, seed, samples=samples)
-
-    @property
-    def gap_edges_s(self) -> Floats:
-        """Edges of the inter-token histogram [s]; shape (bins + 1,)."""
-        return gap_edges()
 
     @cached_property
     def finished(self) -> NDArray[np.bool_]:

@@ -389,39 +389,6 @@ class Trace(Shown):
             )
         return frame
 
-    @classmethod
-    def from_frame(cls, frame: pd.DataFrame, *, name: str = "trace", source: str = "") -> Trace:
-        """Trace of a frame with the columns that :meth:`to_frame` writes.
-
-        Without ``arrival_s`` all requests arrive at once.
-        """
-        missing = {"input_tokens", "output_tokens"} - set(frame.columns)
-        if missing:
-            raise ParameterError(
-                f"The frame has no column {' and '.join(sorted(missing))}; it has "
-                f"{', '.join(map(str, frame.columns)) or 'none'}.",
-                resolve="rename its columns, or read the file with readers.read.",
-            )
-        offsets = ids = None
-        if "prefix_ids" in frame:
-            lists = [np.asarray(part, dtype=np.int64) for part in frame["prefix_ids"]]
-            offsets = np.concatenate([[0], np.cumsum([len(part) for part in lists])])
-            ids = np.concatenate(lists)
-        return cls(
-            arrival_s=frame["arrival_s"].to_numpy()
-            if "arrival_s" in frame
-            else np.zeros(len(frame)),
-            input_tokens=frame["input_tokens"].to_numpy(),
-            output_tokens=frame["output_tokens"].to_numpy(),
-            name=name,
-            source=source,
-            prefix_offsets=offsets,
-            prefix_ids=ids,
-            block_tokens=int(frame["block_tokens"].iloc[0]) if "block_tokens" in frame else 0,
-            session_ids=frame["session_id"].to_numpy() if "session_id" in frame else None,
-            priorities=frame["priority"].to_numpy() if "priority" in frame else None,
-        )
-
     def to_csv(self, path: Path | str, *, force: bool = False) -> None:
         """Write one row per request (``.gz`` compresses); prefix ids stand space-separated."""
         frame = self.to_frame()

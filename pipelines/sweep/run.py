@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -20,6 +21,9 @@ from pipelines.sweep import search, spec, table
 from pipelines.sweep.point import Job
 from pipelines.sweep.workers import run_all
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Swept(Shown):
@@ -29,24 +33,41 @@ class Swept(Shown):
     ----------
     frame
         One row per finished point.
-    effects
-        Mean of every measure over each value of each parameter.
-    says
-        What it supports, a sentence per measure that is compared.
     failed
         By point: its parameters and why it failed; the traceback stands in its file.
     """
 
+    spec: spec.Sweep
     name: str
     folder: Path
     planned: int
     frame: pd.DataFrame
-    effects: pd.DataFrame
-    says: tuple[str, ...]
-    failed: tuple[tuple[str, str, str], ...]
+    failed: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def effects(self) -> pd.DataFrame:
+        """Mean of every measure over each value of each parameter."""
+        return table.effects_frame(self.frame, self.spec)
+
+    @property
+    def says(self) -> list[str]:
+        """What it supports, a sentence per measure that is compared."""
+        return table.sentences(self.effects, self.spec)
+
+    def figure(self) -> Figure:
+        """Main effects with their intervals, and below them what they were measured on."""
+        from hetero.plots import figures
+
+        drawn, one = table.figure(self.frame, self.spec), self.spec
+        told = f"{self.name}: {one.source} traces, {one.profile} profile, {len(self.frame)} points"
+        repeats = math.prod(map(len, one.repeat.values()))
+        named = f" of {repeats} repeats over {', '.join(one.repeat)}" if one.repeat else ""
+        figures.stamp(drawn, told + named)
+        return drawn
 
     def table(self) -> Table:
         """Main effects."""
+        effects = self.effects
         columns = (
             Column("parameter"),
             Column("value"),
@@ -55,7 +76,7 @@ class Swept(Shown):
             Column("95 % low", "", 5),
             Column("95 % high", "", 5),
             Column("points"),
-            *(Column(name, "", 5) for name in self.effects.columns[7:]),
+            *(Column(name, "", 5) for name in effects.columns[7:]),
         )
         notes = [f"{len(self.frame)} of {self.planned} points finished; {self.folder}"]
         notes += self.says
@@ -63,7 +84,7 @@ class Swept(Shown):
             f"failed: {values}: {why} ({file or 'no traceback'})"
             for file, values, why in self.failed
         ]
-        rows = tuple(tuple(row) for row in self.effects.itertuples(index=False, name=None))
+        rows = tuple(tuple(row) for row in effects.itertuples(index=False, name=None))
         return Table(f"Sweep {self.name}: main effects", columns, rows, tuple(notes))
 
 
@@ -113,11 +134,6 @@ def sweep(
     return collected(found, file.stem, jobs, target)
 
 
-def jobs(found: spec.Sweep, folder: Path) -> list[Job]:
-    """Jobs of every point of a sweep that is no search."""
-    return jobs_of(found, spec.points(found, "sweep"), folder, *_notebook_and_digest(found))
-
-
 def jobs_of(
     found: spec.Sweep, points: list[spec.Point], folder: Path, notebook: Path, rests_on: str
 ) -> list[Job]:
@@ -160,32 +176,26 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
             failed.append((str(job.failure), values, said["why"]))
         except FileNotFoundError:
             failed.append(("", values, "it failed, and another sweep of the folder tries it again"))
-    main = table.effects_frame(frame, found)
+    planned = len(jobs) * math.prod(map(len, found.along.values()))
+    swept = Swept(found, name, folder, planned, frame, tuple(failed))
     folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / "points.parquet", force=True) as part:
         frame.to_parquet(part, index=False)
-    for content, file in ((frame, "points.csv"), (main, "effects.csv")):
+    for content, file in ((frame, "points.csv"), (swept.effects, "effects.csv")):
         with writing(folder / file, force=True) as part:
             content.to_csv(part, index=False, float_format="%.10g", lineterminator="\n")
-    says = tuple(table.sentences(main, found))
     with writing(folder / "sentences.txt", force=True) as part:
-        part.write_text("".join(f"{line}\n" for line in says), encoding="utf-8")
+        part.write_text("".join(f"{line}\n" for line in swept.says), encoding="utf-8")
     if len(frame):
         from hetero.plots import figures
 
-        drawn = table.figure(frame, found)
-        told = f"{name}: {found.source} traces, {found.profile} profile, {len(frame)} points"
-        repeats = math.prod(map(len, found.repeat.values()))
-        named = f" of {repeats} repeats over {', '.join(found.repeat)}" if found.repeat else ""
-        figures.stamp(drawn, told + named)
         with (
             writing(folder / "effects.svg", force=True) as svg,
             writing(folder / "effects.png", force=True) as png,
         ):
-            figures.save(drawn, svg.with_suffix(""))
+            figures.save(swept.figure(), svg.with_suffix(""))
             svg.with_suffix(".png").replace(png)
-    planned = len(jobs) * math.prod(map(len, found.along.values()))
-    return Swept(name, folder, planned, frame, main, says, tuple(failed))
+    return swept
 
 
 def check(found: Swept) -> None:

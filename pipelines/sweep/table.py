@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit
 
 from hetero.errors import DataError, ParameterError
-from hetero.intervals import interval
+from hetero.intervals import draws_needed, interval
 from pipelines.studies.results import MANIFEST
 from pipelines.sweep.point import Job
 from pipelines.sweep.spec import Measure, Sweep
@@ -226,12 +225,9 @@ def _up(value: float) -> str:
 def _repeats(changes: pd.DataFrame, sweep: Sweep) -> float:
     """Repeats that would bring the widest interval of a change to 5 on either side."""
     widest = changes.iloc[int((changes["change high"] - changes["change low"]).argmax())]
-    pairs = np.arange(2, 100_000)
-    half = stdtrit(pairs - 1, 1.0 - 0.025 / len(changes)) / np.sqrt(pairs)
-    now = min(int(widest["points"]), len(pairs))
-    half *= (widest["change high"] - widest["change low"]) / 2.0 / half[now - 2]
-    needed = pairs[np.argmax(half <= _SMALL)] if half[-1] <= _SMALL else pairs[-1]
-    return float(needed) / now * math.prod(map(len, sweep.repeat.values()))
+    half, now = (widest["change high"] - widest["change low"]) / 2.0, int(widest["points"])
+    needed = draws_needed(half, now, _SMALL, 1.0 - 0.05 / len(changes))
+    return needed / now * math.prod(map(len, sweep.repeat.values()))
 
 
 def _names(values: Iterable[Any]) -> dict[Any, str]:

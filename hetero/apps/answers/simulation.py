@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -28,12 +28,13 @@ from hetero.encoding import finite
 from hetero.engines import EngineSpec, Instance, replicated
 from hetero.errors import CatalogError, DataError, HeteroError, ParameterError, require
 from hetero.files import writing
+from hetero.intervals import interval
 from hetero.latency import storage
 from hetero.latency.step import StepModel
 from hetero.planners.xiong import plan as xiong
 from hetero.plans import Plan, footing
 from hetero.question import within_context
-from hetero.routers import RoundRobin, factories, router_of
+from hetero.routers import RoundRobin, router_of
 from hetero.routers.base import PREDICTORS
 from hetero.simulator import Metrics, Run, Slo, metrics
 from hetero.streams import stream
@@ -103,20 +104,30 @@ class Simulated(Shown):
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         rows = [{"router": name, **one.to_dict()} for name, one in self.found]
-        told = self.setting | {"notes": list(self.notes), "routers": rows}
+        told = self.setting | {"notes": [self.comparison.note, *self.notes], "routers": rows}
         if self._seeds > 1:
             told["over_seeds"] = [*map(finite, self.comparison.summary().to_dict("records"))]
         return told
 
     def table(self) -> Table:
-        """One row per router, and per class of requests."""
+        """One row per router, and per class of requests; of several seeds means, 95 % intervals."""
+        seen: dict[str, list[Metrics]] = {}
+        for label, one in (pair for row in self.comparison.frame["found"] for pair in row):
+            seen.setdefault(label, []).append(one)
 
         def of(
-            label: str, unit: str, value: Callable[[Metrics], object], digits: int = 4
+            label: str, unit: str, value: Callable[[Metrics], float | None], digits: int = 4
         ) -> Column:
-            return Column(label, unit, digits, of=lambda item: value(item[1]))
+            def cell(item: tuple[str, list[Metrics]]) -> float | str | None:
+                values = [value(one) for one in item[1]]
+                if len(values) == 1 or None in values:
+                    return values[0]
+                low, high = interval(cast("list[float]", values))
+                half = float(f"{(high - low) / 2:.2g}")
+                return f"{(low + high) / 2:,.{digits}g}" + f" ± {half:,g}" * (half > 0)
 
-        found = self.found
+            return Column(label, unit, digits, of=cell)
+
         columns = [
             Column("router", of=lambda item: item[0]),
             of("finished", "", lambda one: one.finished),
@@ -129,18 +140,13 @@ class Simulated(Shown):
             of("E2E P95", "s", lambda one: one.percentiles["e2e_s"][95]),
             of("time in steps", "%", lambda one: 100 * one.utilisation, 3),
         ]
-        if any(one.attainment for _, one in found):
+        if any(one[0].attainment for one in seen.values()):
             columns.append(of("SLO met", "%", lambda one: 100 * one.attainment["joint"], 3))
             columns.append(of("within targets", "req/s", lambda one: one.within_targets_rps, 3))
-        if any(one.usd_per_mtok is not None for _, one in found):
+        if any(one[0].usd_per_mtok is not None for one in seen.values()):
             columns.append(of("cost", "$/10^6 tokens", lambda one: one.usd_per_mtok, 3))
-        notes = [self.about, *self.notes]
-        if self._seeds > 1:
-            rows = self.comparison.summary().itertuples()
-            means = (f"{r.system} {r.mean:.3g} [{r.mean_low:.3g}, {r.mean_high:.3g}]" for r in rows)
-            by = f"By {self.comparison.frame.columns[4]} over {self._seeds} seeds"
-            notes += [f"{by}: {', '.join(means)}.", self.comparison.sentence]
-        return Table.of(self.title, columns, found, *notes)
+        found = self.comparison.note if self._seeds == 1 else self.comparison.sentence
+        return Table.of(self.title, columns, seen.items(), self.about, found, *self.notes)
 
 
 @asks(SIMULATE, Ask)
@@ -217,12 +223,12 @@ def simulation(ask: Ask) -> Simulated:
     told = came if ", requests " in came else f"{came}, requests {order}"
     setting |= {"trace": first.source, "requests": len(first), "arrivals": came} | own
     every = getattr(getattr(served, "deployment", served), "replicas", ())
-    notes = [footing(every, told, seeds, predictor), *notes]
+    seed = f"seed {ask.seed}" if ask.seeds == 1 else f"means of {ask.seeds} seeds ± 95 %"
     made = Simulated(
         f"{setting['model']} on {setting['cluster']}: {title}",
-        found,
+        replace(found, note=footing(every, told, seeds, predictor)),
         setting | {"seed": ask.seed},
-        f"{len(first):,} requests of {first.source}, {came}; {about}, seed {ask.seed}",
+        f"{len(first):,} requests of {first.source}, {came}; {about}, {seed}",
         tuple(notes),
     )
     if ask.figures is not None:
@@ -243,11 +249,8 @@ def _seen(slo: Slo, names: Mapping[int, str], first: int, run: Run) -> dict[str,
 
 def _router(given: Any) -> Any:
     """A router by its name, of a module by its path (``module:Class``), or as it is."""
-    if not isinstance(given, str):
+    if not isinstance(given, str) or ":" not in given:
         return router_of(given)
-    if ":" not in given:
-        known = factories()
-        return known[choice("--router", given, known)]()
     sys.path.insert(0, str(Path.cwd()))
     try:
         return router_of(resolve_name(given))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, cast
@@ -24,7 +23,7 @@ from hetero.errors import require
 from hetero.planners.xiong import plan as xiong
 from hetero.plans import Plan, footing
 from hetero.question import Load, Question, sustained_rps
-from hetero.routers import Builtin, Predictive, Router, router_of
+from hetero.routers import Builtin, Predictive, Router, fresh, router_of
 from hetero.simulator import Metrics, Run, Slo, metrics, simulate
 from hetero.simulator.metrics import attainment
 from hetero.simulator.sustained import SustainedRule, arrivals, came, steady_s
@@ -252,7 +251,7 @@ def explore(
         curve = [*map(Point, others["rate_rps"], others["served_rps"], others["met_rps"])]
     simulated = draw(rate_rps, seed)
     sample_s = max(float(np.ptp(simulated.arrival_s)), 1e-9) / _SAMPLES
-    run = simulate(plan.deployment, simulated, deepcopy(chosen), seed=seed, sample_s=sample_s)
+    run = simulate(plan.deployment, simulated, fresh(chosen), seed=seed, sample_s=sample_s)
     begin_s, end_s = steady_s(run)
     seen = metrics(
         run, slo, warmup_s=begin_s, until_s=max(end_s, math.nextafter(begin_s, math.inf))

@@ -15,7 +15,7 @@ from hetero import catalog, files
 from hetero.apps.refitted import refitted
 from hetero.catalog import Gpu
 from hetero.deployment import Batching, Deployment, Engine, Replica
-from hetero.errors import DataError, HeteroError, ParameterError
+from hetero.errors import DataError, HeteroError, ParameterError, require
 from hetero.files import parse_yaml
 from hetero.latency import storage
 from hetero.latency.step import StepModel
@@ -147,10 +147,8 @@ class DeploymentFile(_Strict):
         options, name = dict(named), str(named.get("name", ""))
         options.pop("name", None)
         known = factories()
-        if name not in known:
-            raise ParameterError(
-                f"No router is called '{name}'.", resolve=f"use one of {', '.join(known)}."
-            )
+        hint = f"use one of {', '.join(known)}."
+        require(name in known, f"No router is called '{name}'.", resolve=hint)
         try:
             return known[name](**options)
         except TypeError as error:

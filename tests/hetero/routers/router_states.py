@@ -77,7 +77,7 @@ class Check:
     """
 
     def __init__(self, router, reference, deployment, rng=None):
-        self.name = "check"
+        self.name, self.oracle = "check", True
         self.live = router.live(deployment, rng)
         self.reference = reference
         self.decisions = []

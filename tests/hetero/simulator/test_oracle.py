@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.engine import state
+from hetero.engine.gaps import gap_edges
 from hetero.latency.step import Bends, Mixed, Piece, StepModel
 from hetero.routers import (
     DEFER,
@@ -265,7 +266,7 @@ def compare(run: Run, oracle: Fleet, *, tolerance: float) -> None:
     }.items():
         np.testing.assert_allclose(run.replicas[name], totals, rtol=tolerance, err_msg=name)
     assert run.gap_counts.sum() == len(oracle.gaps)
-    edges = run.gap_edges_s[1:-1]
+    edges = gap_edges()[1:-1]
     if tolerance == 0.0:
         bins = np.searchsorted(edges, oracle.gaps, side="right")
         counted = np.bincount(bins, minlength=len(edges) + 1)

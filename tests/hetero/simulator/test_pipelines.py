@@ -19,7 +19,7 @@ from hetero.placement import FlowNetwork, Placement
 from hetero.routers import Request
 from hetero.routers.pipelines import FlowRouter, PipelineState, SwarmRouter
 from hetero.simulator import metrics
-from hetero.simulator.pipeline_run import gap_percentiles
+from hetero.simulator.metrics import gap_percentiles
 from hetero.simulator.pipelines import Feed, NetworkEvent, Simulation, simulate_pipelines
 from hetero.workload import Trace, datasets
 from pipelines.studies import helix

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hetero.deployment import Deployment, Engine, KvLink, Replica
+from hetero.engine.gaps import gap_edges
 from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
 from hetero.routers import (
@@ -65,7 +66,7 @@ def test_prefill_first_by_hand() -> None:
     assert firsts(run) == [2.0, 5.75]
     assert finishes(run) == [5.75 + 1.125, 5.75]
     gaps = [1.125, 1.125, 5.75 + 1.125 - 4.25]
-    counted = np.histogram(gaps, run.gap_edges_s)[0]
+    counted = np.histogram(gaps, gap_edges())[0]
     assert run.gap_counts.tolist() == counted.tolist()
 
 

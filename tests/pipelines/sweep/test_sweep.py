@@ -18,9 +18,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import hetero
 from hetero.errors import DataError
 from pipelines import guard
-from pipelines.sweep import spec, table
+from pipelines.sweep import spec
 from tests.pipelines.conftest import (
     PATIENCE_S,
     Project,
@@ -444,14 +445,13 @@ def test_ready_sweeps_fit_their_notebooks(file):
 
 @pytest.mark.parametrize("name", ["bins", "mix", "prediction", "skew", "theta"])
 def test_committed_sweeps_are_those_of_their_files(name):
-    found, folder = spec.read(Path(f"pipelines/sweeps/{name}.yaml")), Path("results/sweeps", name)
-    points = pd.read_csv(folder / "points.csv")
-    main = table.effects_frame(points, found)
-    kept = pd.read_csv(folder / "effects.csv")
-    pd.testing.assert_frame_equal(main, kept, check_dtype=False, rtol=1e-7)
-    said = (folder / "sentences.txt").read_text().splitlines()
-    assert said == table.sentences(kept, found)
-    assert len(said) == len(found.measures)
+    loaded = hetero.sweeps.load(name)
+    found, kept, points = loaded.spec, loaded.effects, loaded.frame
+    written = pd.read_csv(loaded.folder / "effects.csv")
+    pd.testing.assert_frame_equal(kept, written, check_dtype=False, rtol=1e-7)
+    assert loaded.says == (loaded.folder / "sentences.txt").read_text().splitlines()
+    assert len(loaded.says) == len(found.measures)
+    assert f"{len(points)} of {loaded.planned} points" in str(loaded)
     assert len(points) == len(spec.points(found)) * math.prod(map(len, found.along.values()))
     (swept,) = found.swept
     for measure, one in found.measures.items():

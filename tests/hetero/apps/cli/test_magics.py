@@ -8,7 +8,7 @@ import hetero
 def test_public_names_are_completed_and_magics_plan_in_a_cell(capsys) -> None:  # type: ignore[no-untyped-def]
     interactive = pytest.importorskip("IPython.core.interactiveshell")
     shell = interactive.InteractiveShell.instance()
-    modules = {"__version__", "catalog", "cluster", "routers", "workload"}
+    modules = {"__version__", "catalog", "cluster", "comparison", "routers", "sweeps", "workload"}
     assert set(dir(hetero)) == {*hetero.LAZY} - {"load_ipython_extension"} | modules
     shell.run_cell("%load_ext hetero")
     machine = "name: mine\nmachines:\n  - {name: a, gpu: L40S, usd_per_h: %s}\n"

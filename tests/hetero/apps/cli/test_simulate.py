@@ -51,10 +51,8 @@ def test_python_answers_as_the_command_and_an_own_router_is_one_of_them(
     rows = {row["system"]: row for row in said["over_seeds"]}
     assert rows["first"]["high"] < 0  # one of four replicas, paired
     summary = found.comparison.summary().set_index("system").loc["first"]
-    low, high = summary[["mean_low", "mean_high"]]
-    assert low < summary["mean"] < high
-    mean = f"By attainment over 3 seeds: first {summary['mean']:.3g} [{low:.3g}, {high:.3g}], "
-    assert mean in str(found)
+    mean, high = 100 * summary["mean"], 100 * summary["mean_high"]
+    assert f"  {mean:.3g} ± {float(f'{high - mean:.2g}'):g}  " in str(found)
     assert found.comparison.sentence in str(found)
     (tmp_path / "broken.py").write_text("class First:\n    name = 1 / 0\n")
     for name in ("first_of_all:Second", "broken:First", "nowhere:First", "a b:c"):
