@@ -68,6 +68,9 @@ class Engine:
         (asynchronous scheduling, vLLM's default from 0.14 on): what has arrived, and the places and
         memory that have become free, take effect one step later. An idle engine starts at once. For
         ``"chunked"`` batching.
+    poll_steps
+        Decode steps from one look for new requests to the next (SGLang's
+        ``--scheduler-recv-interval``); after a prefill, and while idle, it looks at once.
     free_share
         No prompt joins a step beside decoding requests while less of the cache than this is free
         (``transformers`` keeps 0.15).
@@ -84,9 +87,11 @@ class Engine:
     prefix_cache: bool = False
     schedule_ahead: bool = False
     free_share: float = 0.0
+    poll_steps: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_step_tokens", "max_output_tokens", "block_tokens"):
+        sizes = "max_batch max_step_tokens max_output_tokens block_tokens poll_steps"
+        for name in sizes.split():
             require(
                 getattr(self, name) >= 1,
                 f"Engine {name} must be at least 1; received {getattr(self, name)}.",
@@ -106,10 +111,10 @@ class Engine:
         )
         static = self.batching == "static"
         require(
-            self.batching == "chunked" or not self.schedule_ahead,
-            "Steps are scheduled ahead where decoding and prefill share them; received "
-            f"batching '{self.batching}'.",
-            resolve="set batching='chunked', or schedule_ahead=False.",
+            not self.schedule_ahead or (self.batching == "chunked" and self.poll_steps == 1),
+            "Steps are scheduled ahead where decoding and prefill share them and the queue is "
+            f"seen at each; received batching '{self.batching}', poll_steps={self.poll_steps}.",
+            resolve="set batching='chunked' and poll_steps=1, or schedule_ahead=False.",
         )
         require(
             not static or self.admission == "known",

@@ -55,7 +55,7 @@ class EngineSpec:
     kv_tokens
         KV caches that engines print, as (GPU, number of GPUs, tokens): what is held of such GPUs
         follows from them.
-    batching, max_batch, max_step_tokens, schedule_ahead, prefix_cache
+    batching, max_batch, max_step_tokens, schedule_ahead, prefix_cache, poll_steps
         See :class:`hetero.deployment.Engine`; by default as the engine starts on a GPU.
     speculation, held_gib
         Drafts of decoding, and what every stage holds beside the model's weights [GiB].
@@ -89,6 +89,7 @@ class EngineSpec:
     max_step_tokens: int | None = None
     schedule_ahead: bool | None = None
     prefix_cache: bool | None = None
+    poll_steps: int = 1
     speculation: Speculation | None = None
     held_gib: float = 0.0
     expert_ranks: int = 0
@@ -151,6 +152,7 @@ class EngineSpec:
             max_step_tokens=self.max_step_tokens or tokens,
             schedule_ahead=by_default if ahead is None else ahead,
             prefix_cache=known.caches(self.release) if caches is None else caches,
+            poll_steps=self.poll_steps,
         )
 
     def resolved(

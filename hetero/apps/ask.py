@@ -105,6 +105,7 @@ class Ask:
     :prefix_share: Share of every prompt (0 to 1) that is the beginning of all others too.
     :memory: Share of a GPU's memory that an engine may use (0 to 1); by default its own.
     :kv_precision: Data type of the KV cache.
+    :scheduler_recv_interval: Decode steps from one look for new requests to the next (SGLang).
     :sampler: 'flashinfer' where FlashInfer's sampler is installed; by default the release's own.
     :kv_tokens: KV cache [tokens] that an engine of the model prints, by its GPUs, as in
         H100-SXM=450000,2xL4=180000, instead of what --memory leaves.
@@ -184,6 +185,7 @@ class Ask:
     prefix_share: float | None = None
     memory: float | None = None
     kv_precision: str = _how("fp16", kind="hetero.catalog.precision:PRECISION_BITS")
+    scheduler_recv_interval: int = _how(1, min=1)
     sampler: str = _how("", kind="hetero.catalog.engines:Sampler")
     kv_tokens: Mapping[str, int] | str = ""
     speculate: str = ""
@@ -503,7 +505,8 @@ SEVERAL = words(
 SIMULATE = words(
     "cluster model trace source columns degree enable_expert_parallel data_parallel_size router "
     f"predictor rate arrivals clients think requests slo classes batching max_batch chunk {_CACHE} "
-    "memory sampler kv_tokens precision kv_precision engine steps seed seeds figures",
+    "memory scheduler_recv_interval sampler kv_tokens precision kv_precision engine steps seed "
+    "seeds figures",
     cluster={
         "default": REQUIRED,
         "help": "Cluster file (YAML), what nvidia-smi -L or kubectl get nodes -o json printed, the "

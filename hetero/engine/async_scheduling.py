@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.engine.batch import into_batch, resume
+from hetero.engine.batch import into_batch, resume, unlink
 from hetero.engine.compiled import compiled
 from hetero.engine.compose import compose, make_room
 from hetero.engine.kv import at_hand
@@ -82,17 +82,8 @@ def next_step(R, e, s, IM):
 @compiled
 def unstage(R, s, r):
     """Take a request out of the step composed ahead, whose tokens stay; whether it was there."""
-    previous = np.int64(-1)
-    q = np.int64(s.staged_head)
-    while q >= 0 and q != r:
-        previous, q = q, np.int64(R[q].link)
-    if q < 0:
-        return False
-    if previous < 0:
-        s.staged_head = R[r].link
-    else:
-        R[previous].link = R[r].link
-    if s.staged_tail == r:
-        s.staged_tail = previous
-    s.staged_count -= 1
-    return True
+    there, s.staged_head, before = unlink(R, s.staged_head, r)
+    if there and s.staged_tail == r:
+        s.staged_tail = before
+    s.staged_count -= np.int64(there)
+    return there

@@ -59,6 +59,17 @@ def pop_waiting(R, s):
 
 
 @compiled
+def unlink(R, head, r):
+    """Take a request out of a list; whether it was there, the head now, and what was before it."""
+    previous, q = np.int64(-1), np.int64(head)
+    while q >= 0 and q != r:
+        previous, q = q, np.int64(R[q].link)
+    if q >= 0 and previous >= 0:
+        R[previous].link = R[r].link
+    return q >= 0, np.int64(R[r].link) if q >= 0 > previous else np.int64(head), previous
+
+
+@compiled
 def append(R, s, r):
     """Append a request, whatever its status, to the step that is being formed."""
     R[r].link = -1
@@ -174,19 +185,9 @@ def leave_order(e, s, IM, r):
 @compiled
 def leave_fresh(R, s, r):
     """Take a request out of the list of those without a decode step yet, if it is there."""
-    previous = np.int64(-1)
-    q = s.fresh_head
-    while q >= 0:
-        following = np.int64(R[q].link)
-        if q == r:
-            if previous < 0:
-                s.fresh_head = following
-            else:
-                R[previous].link = following
-            s.fresh -= 1
-            return True
-        previous, q = q, following
-    return False
+    there, s.fresh_head, _ = unlink(R, s.fresh_head, r)
+    s.fresh -= np.int64(there)
+    return there
 
 
 @compiled

@@ -65,7 +65,7 @@ def compose(R, e, s, IM, budget, taken, shut):
                 s.partial_tokens = 0
                 s.chunk_tokens = 0
                 into_batch(R, s, r)
-    while not shut and s.head >= 0 and s.partial < 0 and s.running + count < e.max_batch:
+    while not shut and s.waiting > s.unseen and s.partial < 0 and s.running + count < e.max_batch:
         r = s.head
         if not room(R, e, s, IM, r):
             break

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetero.engine.async_scheduling import clear_stage, unstage
-from hetero.engine.batch import charge, release
+from hetero.engine.batch import charge, release, unlink
 from hetero.engine.candidates import decode_replica
 from hetero.engine.compiled import compiled
 from hetero.engine.heaps import due_step, item_of
@@ -122,30 +122,14 @@ def take_back(R, e, s, IM, r):
         s.partial = -1
         s.partial_tokens = s.chunk_tokens = 0
         return
-    previous = np.int64(-1)
-    q = np.int64(s.batch_head)
-    while q >= 0 and q != r:
-        previous, q = q, np.int64(R[q].link)
-    if q == r:
-        if previous < 0:
-            s.batch_head = R[r].link
-        else:
-            R[previous].link = R[r].link
-        if s.batch_tail == r:
-            s.batch_tail = previous
+    there, s.batch_head, before = unlink(R, s.batch_head, r)
+    if there and s.batch_tail == r:
+        s.batch_tail = before
+    if there or unstage(R, s, r):
         return
-    if unstage(R, s, r):
-        return
-    previous = np.int64(-1)
-    q = np.int64(s.head)
-    while q != r:
-        previous, q = q, np.int64(R[q].link)
-    if previous < 0:
-        s.head = R[r].link
-    else:
-        R[previous].link = R[r].link
+    _, s.head, before = unlink(R, s.head, r)
     if s.tail == r:
-        s.tail = previous
+        s.tail = before
     s.waiting -= 1
     s.waiting_tokens -= unknown_tokens(R, r)
 

@@ -44,6 +44,7 @@ def limits_of(replica: Replica, prefix_tokens: int = 0) -> dict[str, Any]:
         "prefix_tokens": prefix_tokens if caches else 0,
         "kv_tokens": replica.kv_tokens - spare,
         "block_tokens": engine.block_tokens,
+        "poll_steps": engine.poll_steps,
         "free_share": engine.free_share,
         "swap_s_per_token": engine.swap_s_per_gb * replica.kv_bytes_per_token / 1e9,
         "way_s": replica.way_s,

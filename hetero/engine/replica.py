@@ -54,6 +54,8 @@ def begin_decode(R, e, s, FM, IM):
     joins = s.evicted > 0 and s.running < e.max_batch and room(R, e, s, IM, s.head)
     if joins or s.staged_count > 0 or s.staged_tokens > 0:
         limit = np.int64(1)
+    if s.unseen > 0:
+        limit = min(limit, e.poll_steps - (s.steps - s.looked) % e.poll_steps)
     if e.admission == PAGED:
         limit = steps_until_full(e, s, IM, limit)
     b = s.padded if e.batching == STATIC else s.running
@@ -88,6 +90,7 @@ def settle_decode(R, e, s, IM):
         for k in range(s.running):
             IM[e.keys + k] -= base << KEY_BITS
         s.steps -= base
+        s.looked -= base
     complete(R, e, s, IM)
 
 
@@ -122,6 +125,7 @@ def settle_prefill(R, e, s, FM, IM):
         r = following
     if e.batching == STATIC:
         s.cached = cached
+    s.looked = s.steps
     complete(R, e, s, IM)
 
 
@@ -135,6 +139,9 @@ def begin(R, e, s, FM, IM):
             begin_padded(R, e, s, FM)
         return
     chunked = e.batching == CHUNKED
+    if s.running == 0 or (s.steps - s.looked) % e.poll_steps == 0:
+        s.looked = s.steps
+        s.unseen = 0
     if e.ahead:
         tokens, pairs = next_step(R, e, s, IM)
     else:
@@ -195,6 +202,7 @@ def enqueue(R, e, s, FM, IM, r, t):
     push_waiting(R, s, r, False)
     first = s.head == r
     R[r].at = e.index
+    s.unseen += 1
     # A smaller one that now comes first may fit where the one before it waited for a transfer.
     if s.mode == IDLE or (s.mode == AT_BOUNDARY and first and s.clock_s > t):
         s.clock_s = t
@@ -202,14 +210,13 @@ def enqueue(R, e, s, FM, IM, r, t):
         FM[e.index] = t
     elif (
         s.mode == IN_DECODE
-        and first
         and e.batching != STATIC
-        and s.running < e.max_batch
-        and room(R, e, s, IM, r)
+        and (e.poll_steps > 1 or (first and s.running < e.max_batch and room(R, e, s, IM, r)))
     ):
         first_s, slope = s.run_first_s, s.run_slope_s
         start = s.clock_s + s.stall_s
-        s.run_steps = steps_to_reach(first_s, slope, start, t, s.run_steps)
+        n = steps_to_reach(first_s, slope, start, t, s.run_steps)
+        s.run_steps = min(n + (s.looked - s.steps - n) % e.poll_steps, s.run_steps)
         FM[e.index] = start + run_s(first_s, slope, s.run_steps)
     # Nothing else brings an end forward but failures.
     FM[e.block] = min(FM[e.block], FM[e.index])

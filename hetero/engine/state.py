@@ -99,6 +99,7 @@ ENGINE = np.dtype(
         ("ahead", "i8"),  # whether steps are composed while the one before runs
         ("kv_tokens", "i8"),  # capacity
         ("block_tokens", "i8"),
+        ("poll_steps", "i8"),  # decode steps from one look for new requests to the next
         ("free_share", "f8"),  # of the cache, below which no prompt joins what decodes
         ("swap_s_per_token", "f8"),
         ("way_s", "f8"),  # of a request from the dispatcher and a token back, with the front end,
@@ -151,6 +152,8 @@ REPLICA = np.dtype(
         ("used", "i8"),  # KV tokens (reserve) or blocks (paged) held
         ("waiting", "i8"),
         ("waiting_tokens", "i8"),
+        ("unseen", "i8"),  # of those that wait, come since it last looked,
+        ("looked", "i8"),  # after so many decode steps
         ("head", "i8"),  # waiting list
         ("tail", "i8"),
         ("evicted", "i8"),  # whether the step in progress began with that

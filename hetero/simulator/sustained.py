@@ -192,7 +192,7 @@ class SustainedRule:
         finish_s = np.asarray(run.requests["finish_s"])
         begin_s, end_s = float(arrival_s[first]), float(arrival_s[last - 1])
         tokens = run.trace.input_tokens.astype(np.float64) + run.trace.output_tokens
-        tokens[~_served(run)] = 0.0
+        tokens[run.requests["status"] == state.REJECTED] = 0.0
         before, after = (tokens[(arrival_s <= t) & ~(finish_s <= t)] for t in (begin_s, end_s))
         grown, counted = float(after.sum() - before.sum()), float(tokens[inside].sum())
         burstiness = max(1.0, fano(arrival_s[first:last], bursts_s)) if bursts_s > 0 else 1.0
@@ -413,7 +413,3 @@ def saturation(
         resolve="leave out requests that fit no KV cache.",
     )
     return rate
-
-
-def _served(run: Run) -> NDArray[np.bool_]:
-    return np.asarray(run.requests["status"] != state.REJECTED)

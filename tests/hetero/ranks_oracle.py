@@ -45,8 +45,8 @@ class Group:
         total += flops / (1e12 * self.gpu.fp16_tflops * e.attention_efficiency)
         return total + m.layers * e.layer_overhead_s + e.step_overhead_s
 
-    def shared_s(self, tokens: float, most: float) -> float:
-        """Experts of the busiest GPU, and the way of the tokens of the fullest rank."""
+    def shared_s(self, tokens: float, least: float) -> float:
+        """Experts of the busiest GPU; all tokens but those of the emptiest rank come to it."""
         m, e, x, g = self.llm, self.own, self.experts, self.ranks
         missed = (1.0 - m.experts_active / m.experts) ** tokens
         read = m.experts / g * (1.0 - missed)
@@ -58,7 +58,7 @@ class Group:
         computing = 2.0 * visits * m.expert_params / (1e12 * self.gpu.peak_tflops("fp8"))
         reading /= e.bandwidth_efficiency * x.bandwidth_share
         computing /= e.compute_efficiency * x.compute_share
-        sent = 2.0 * m.hidden * most * min(m.experts_active, g) * (g - 1) / g
+        sent = 2.0 * m.hidden * (tokens - least)
         sent /= 1e9 * self.gpu.link_gbs * e.link_efficiency
         way = 2 * (sent + (g - 1) * e.hop_latency_s) if g > 1 else 0.0
         return m.moe_layers * (reading + computing + x.layer_s + way)
@@ -67,7 +67,7 @@ class Group:
         """A step of all ranks, which wait for the slowest; each has tokens, cached and pairs."""
         alone = max(self.rank_s(*one) for one in work)
         tokens = [n for n, *_ in work]
-        return alone + self.shared_s(sum(tokens), max(tokens))
+        return alone + self.shared_s(sum(tokens), min(tokens))
 
 
 def run(group: Group, trace: Trace, chunk: int) -> tuple[np.ndarray, np.ndarray]:

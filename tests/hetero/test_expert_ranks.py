@@ -93,7 +93,7 @@ def test_steps_are_those_of_the_truth_where_ranks_are_alike() -> None:
 def test_two_unequal_ranks_run_at_the_slower() -> None:
     truth, model = group(2), spread(2, prompt_tokens=1000.0)
     lone = [(1000.0, 0.0, 1000.0**2 / 2), (0.0, 0.0, 0.0)]
-    assert truth.step_s(lone) == truth.rank_s(*lone[0]) + truth.shared_s(1000.0, 1000.0)
+    assert truth.step_s(lone) == truth.rank_s(*lone[0]) + truth.shared_s(1000.0, 0.0)
     assert model.seconds(1000.0, 0, 0.0, 1000.0**2 / 2) == pytest.approx(truth.step_s(lone))
     odd = truth.step_s([(3.0, 3000.0, 0.0), (2.0, 2000.0, 0.0)])
     assert model.seconds(5.0, 5, 5000.0) == pytest.approx(odd)
@@ -115,7 +115,7 @@ def test_the_busiest_gpu_is_about_that_of_drawn_visits(tokens: int) -> None:
     assert bound == pytest.approx(np.mean(read), rel=0.15)
 
 
-@pytest.mark.parametrize(("rate", "tpot", "ttft"), [(4.0, 0.1, 0.3), (16.0, 0.3, 0.3)])
+@pytest.mark.parametrize(("rate", "tpot", "ttft"), [(4.0, 0.05, 0.2), (16.0, 0.05, 0.2)])
 def test_balanced_ranks_beside_ranks_in_lockstep(rate: float, tpot: float, ttft: float) -> None:
     """Means within these shares; ranks balanced to the token are off by far more."""
     trace = arrivals(CHATS, 500, rate, 0, "poisson")
@@ -132,8 +132,8 @@ def test_balanced_ranks_beside_ranks_in_lockstep(rate: float, tpot: float, ttft:
         seen[name] = error, float(simulated.ttft_s.mean() / first.mean() - 1)
     assert abs(seen["whole"][0]) < tpot
     assert abs(seen["whole"][1]) < ttft
-    assert seen["shared"][0] < -0.25
-    assert seen["shared"][1] < -0.6
+    assert seen["shared"][0] < -0.15
+    assert seen["shared"][1] < -0.4
 
 
 def test_ranks_hold_a_cache_each_and_share_the_experts() -> None:

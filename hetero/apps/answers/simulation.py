@@ -44,6 +44,7 @@ from hetero.workload.statistics import rate_rps
 _OF_ENGINES = (
     *("degree", "batching", "engine", "kv_tokens", "precision", "kv_precision", "steps", "memory"),
     *("max_batch", "chunk", "enable_expert_parallel", "schedule_ahead", "prefix_cache", "sampler"),
+    "scheduler_recv_interval",
 )
 
 
@@ -339,6 +340,7 @@ def _divided(ask: Ask, trace: Trace, too_long: list[str]) -> tuple[Any, ...]:
         max_step_tokens=ask.chunk,
         schedule_ahead=ask.schedule_ahead,
         prefix_cache=ask.prefix_cache,
+        poll_steps=ask.scheduler_recv_interval,
         expert_ranks=ranks * ask.enable_expert_parallel,
         own=tuple(own.items()),
     )

@@ -166,6 +166,8 @@ class Node:
     partial: Job | None = None
     chunked: int = 0  # tokens of the partial prompt that are prefilled
     ahead: Next = field(default_factory=Next)
+    unseen: int = 0  # at the end of the queue, come since it last looked
+    since: int = 0  # decode steps since then
     leaving: list[Job] = field(default_factory=list)
     places: list[Job] = field(default_factory=list)  # of the static batch
     padding: int = 0  # cached tokens per place of the static batch
@@ -320,6 +322,7 @@ class Node:
             for one in self.queue
         ]
         self.queue.insert(sum(earlier), job)
+        self.unseen += not front
 
     def swap_seconds(self, job: Job) -> float:
         per_token = self.spec.engine.swap_s_per_gb * self.spec.kv_bytes_per_token / 1e9
@@ -344,6 +347,8 @@ class Node:
         if engine.schedule_ahead:
             self.form_ahead(now)
             return
+        if not self.running or self.since in (0, engine.poll_steps):
+            self.unseen = self.since = 0
         chunking = engine.batching == "chunked"
         evicted = chunking and self.make_room()
         budget = engine.max_step_tokens - (len(self.running) if chunking else 0)
@@ -361,7 +366,7 @@ class Node:
                     self.partial, self.chunked, self.chunk = None, 0, 0
         free = self.capacity - self.used
         scarce = bool(self.running) and free < engine.free_share * self.capacity
-        while self.queue and not self.partial and not evicted and not scarce:
+        while len(self.queue) > self.unseen and not (self.partial or evicted or scarce):
             job = self.queue[0]
             if len(self.running) + joining >= engine.max_batch or not self.has_room(job):
                 break
@@ -613,10 +618,12 @@ class Fleet:
                 node.resize(job, node.blocks(job.stored))
             node.decoded += len(node.running)
             node.padding += 1
+            node.since += 1
         if node.partial:
             node.chunked += node.chunk
             node.chunk = 0
         node.prefilled += node.fed
+        node.since = 0 if node.fed else node.since
         node.fed = 0
         prompts, node.prompts = node.prompts, []
         for job in prompts:

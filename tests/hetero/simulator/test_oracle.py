@@ -158,6 +158,7 @@ def settings_of_a_run(
             prefix_cache=cached,
             schedule_ahead=ahead,
             free_share=0.0 if ahead else draw(st.sampled_from([0.0, 0.25, 0.5])),
+            poll_steps=1 if ahead else draw(st.sampled_from([1, 1, 2, 5])),
         )
 
     def replica(name: str, role: str) -> Replica:
