@@ -37,6 +37,10 @@ class Counting:
 
     def choose(self, request, fleet):  # type: ignore[no-untyped-def]
         assert fleet.records is None  # they hold true lengths
+        with pytest.raises(
+            AttributeError, match=r"no fleet\.held\. Resolve: use one of now_s, out"
+        ):
+            assert fleet.held
         self.seen.append(request.index)
         return (len(self.seen) - 1) % 4 if fleet.eligible.all() else DEFER
 
@@ -175,6 +179,13 @@ def test_each_seed_draws_blocks_of_consecutive_requests() -> None:
     assert drawn(rates=8.0)[0].arrival_s[:3].tolist() == (
         CHATS.poisson(8.0, stream(0, "arrivals")).arrival_s[:3].tolist()
     )
+    # At a rate a file of one's own keeps its bursts, as in commands; and says so.
+    told, same = (
+        hetero.compare(FOUR, RoundRobin, trace, 8.0, 2, slo=SLO, process=process)
+        for trace, process in ((replace(CHATS, source="file:mine.csv"), None), (CHATS, "scaled"))
+    )
+    assert told.frame.equals(same.frame)
+    assert "; the trace's own bursts, stretched to the rate, " in told.sentence
     root = [drawn(resample=one)[1].input_tokens.tolist() for one in (True, 17)]  # 17^2 of 301
     assert root[0] == root[1]
 
@@ -202,6 +213,8 @@ def test_any_number_of_processes_gives_the_same() -> None:
         ({"seeds": 0}, "No seeds are given."),
         ({"routers": []}, "No routers are given."),
         ({"plans": {}}, "No plans are given."),
+        ({"routers": "algoritm-2"}, "did you mean 'algorithm-2'?"),
+        ({"routers": ["Algorithm 2", "xiong"]}, "Two routers have one name."),
         ({"routers": "fastest"}, "No router is called 'fastest'. Resolve: use one of round-robin,"),
         ({"routers": [3]}, "3 is no router. Resolve: pass a name, or an object with a name"),
         ({"routers": dict}, "{} is no router."),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hetero.intervals import interval, ranking
+from hetero.intervals import draws_needed, interval, ranking
 from pipelines.studies.ledger import Order
 
 
@@ -57,3 +57,11 @@ def test_a_pair_is_strict_only_if_all_wider_ones_are() -> None:
     assert not found.entails(Order("a>c"))
     del samples["a"]
     assert ranking(samples) == "b>c"
+
+
+def test_as_many_draws_as_are_needed_bring_the_interval_there() -> None:
+    seen = np.random.default_rng(0).normal(1.0, 4.0, 5)
+    needed = draws_needed(np.diff(interval(seen))[0] / 2.0, 5, 1.0)
+    halves = [stats.t.ppf(0.975, n - 1) * seen.std(ddof=1) / n**0.5 for n in (needed - 1, needed)]
+    assert halves[1] <= 1.0 < halves[0]
+    assert draws_needed(1.0, 5, 0.0) == 100_000  # no number would

@@ -57,6 +57,8 @@ def test_a_window_counts_arrivals_and_finishes_inside_it() -> None:
     assert (m.arrived, m.finished) == (2, 1)
     assert m.output_tps == 3 / 15
     assert m.within_targets_rps == 2 / 15
+    m = metrics(run(arrivals=(0.0, 0.0, 0.0)), Slo(ttft_s=9.0))
+    assert m.within_targets_rps == m.requests_per_s  # over the whole run, as no time passes
     with pytest.raises(ParameterError, match=r"from 30\.0 s to 25 s is empty"):
         metrics(run(), warmup_s=30.0)
 
