@@ -7,7 +7,6 @@ fleet; overload is twice saturation.
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from hetero import catalog, paths, workload
 from hetero.cluster import cluster
@@ -88,16 +88,13 @@ def peers() -> tuple[Peer, ...]:
     >>> [round(peer.requests_per_cpu_s) for peer in peers()]
     [639, 153, 307, 479, 1]
     """
-    runs: dict[tuple[str, str, str, str], list[tuple[int, float]]] = {}
-    with paths.data("published", "peers.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            names = (row["program"], row["repository"], row["commit"], row["configuration"])
-            runs.setdefault(names, []).append((int(row["requests"]), float(row["cpu_s"])))
-    found = []
-    for names, pairs in runs.items():
-        (few, less), (many, more) = min(pairs), max(pairs)
-        found.append(Peer(*names, many, more, (many - few) / (more - less)))
-    return tuple(found)
+    frame = pd.read_csv(paths.data("published", "peers.csv"), dtype={"commit": str})
+    runs = frame.groupby(["program", "repository", "commit", "configuration"], sort=False)
+    ends = runs[["requests", "cpu_s"]].agg(["min", "max"])
+    return tuple(
+        Peer(name, at, commit, how, many, more, (many - few) / (more - less))
+        for (name, at, commit, how), few, many, less, more in ends.itertuples(name=None)
+    )
 
 
 def peer_table(own_per_cpu_s: float) -> Table:
@@ -346,13 +343,9 @@ def _decision_us(deployment: Deployment, router: Builtin, rate_rps: float, count
 
 def _bytes_per_request(deployment: Deployment, trace: Trace, router: Builtin) -> float:
     tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        simulate(deployment, trace, router)
-        taken = tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
+    simulate(deployment, trace, router)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     own = trace.arrival_s.nbytes + trace.input_tokens.nbytes + trace.output_tokens.nbytes
     return (taken + own) / len(trace)
 
@@ -362,11 +355,6 @@ def _first_call() -> dict[str, float]:
     subprocess.run(run, check=True, capture_output=True)  # compiles what no cache has yet
     found = json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
     return {name: float(value) for name, value in found.items()}
-
-
-def _exponent(speeds: Sequence[Speed]) -> float:
-    counts = np.log([one.requests for one in speeds])
-    return float(np.polyfit(counts, np.log([one.cpu_s for one in speeds]), 1)[0])
 
 
 def bench(
@@ -448,6 +436,7 @@ def bench(
     sizes = [max(largest // share, 10) for share in (100, 10, 1)]
     rate = saturated["round robin"]
     growing = measure(eight, RoundRobin(), rate, sizes, LOADS[:1])
+    x, y = np.log([(one.requests, one.cpu_s) for one in growing]).T
     memory = _bytes_per_request(eight, requests(largest, LOADS[0] * rate), PowerOfTwo())
     progress("first call in a fresh process")
     return SimulatorBench(
@@ -457,7 +446,7 @@ def bench(
         source=recorded_trace.source,
         decision_us=decisions,
         bytes_per_request=memory,
-        exponent=_exponent(growing),
+        exponent=float(np.polyfit(x, y, 1)[0]),
         first_call=_first_call(),
         repeats=repeats,
     )

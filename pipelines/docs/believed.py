@@ -11,7 +11,6 @@ import json
 import math
 import textwrap
 from functools import partial
-from typing import TypeAlias
 
 import pandas as pd
 
@@ -20,47 +19,26 @@ from hetero.files import writing
 from pipelines.studies import calibration, servers
 
 MARKS = "<!-- {}: begin -->", "<!-- {}: end -->"
-_TABLES = {"dense": "servers", "experts": "expert_servers"}
-_QUANTITIES = ("throughput", "TPOT", "TTFT")
-
-
-Place: TypeAlias = tuple[str, str, str]
-"""Kind of models, GPU, and what was left out of the fits."""
-
-
-def errors() -> dict[Place, dict[str, float]]:
-    """Median error [%] of each quantity, and the number of runs."""
-    errors: dict[Place, dict[str, float]] = {}
-    for kind, name in _TABLES.items():
-        frame = calibration.read(name)
-        frame = frame[frame["server"].str.lower().str.contains("vllm")]
-        errors |= {
-            (kind, str(row["gpu"]), str(row["test"])): {
-                name: float(row[name]) for name in ("runs", *_QUANTITIES)
-            }
-            for row in servers.medians_frame(frame, ("gpu", "test")).to_dict("records")
-        }
-    return errors
 
 
 def markdown() -> str:
     """The table, and what the claims came to."""
-    found = errors()
     lines = [
         "",
         "| on real vLLM servers | runs | throughput | TPOT | TTFT | throughput, GPU left out | "
         "TPOT, GPU left out |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for (kind, gpu, test), own in sorted(found.items()):
-        if test != "default":
-            continue
-        left = found.get((kind, gpu, "gpu"), {})
-        experts = ", mixtures of experts" if kind == "experts" else ""
-        cells = [f"{gpu}{experts}", f"{own['runs']:.0f}"]
-        cells += [_percent(own[name]) for name in _QUANTITIES]
-        cells += [_percent(left.get(name, math.nan)) for name in _QUANTITIES[:2]]
-        lines.append(f"| {' | '.join(cells)} |")
+    for experts, name in (("", "servers"), (", mixtures of experts", "expert_servers")):
+        frame = calibration.read(name)
+        frame = frame[frame["server"].str.lower().str.contains("vllm")]
+        found = servers.medians_frame(frame, ("gpu", "test")).set_index("gpu")
+        left = found[found["test"] == "gpu"].reindex(found.index.unique()).to_dict("index")
+        for gpu, own in found[found["test"] == "default"].sort_index().to_dict("index").items():
+            cells = [f"{gpu}{experts}", f"{own['runs']:.0f}"]
+            cells += [_percent(own[name]) for name in ("throughput", "TPOT", "TTFT")]
+            cells += [_percent(left[gpu][name]) for name in ("throughput", "TPOT")]
+            lines.append(f"| {' | '.join(cells)} |")
     claims = json.loads((paths.results() / "metrics.json").read_text(encoding="utf-8"))["claims"]
     tests = sum(claims.values()) - claims["not a test"]
     lines += [

@@ -17,15 +17,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 import hetero
 from hetero import paths
+from hetero.catalog import serving_engine
 from hetero.errors import HeteroError
 from pipelines.docs import papers
+from pipelines.studies import calibration
 from pipelines.studies.coverage import DRAWINGS
 
 PAGES = Path(__file__).parent / "pages"
 # Compiled kernels are no API: numba infers their types, and their callers say what they do.
 _HIDDEN = ("hetero._", "hetero.apps.cli", "pipelines.bench", "hetero.notebook_engine")
+_FITTED = ("overheads", "memory", "offline_compute", "experts", "efficiencies")
+# Columns of these files: what a row holds for, errors left out, and constants.
+_KEY, _LEFT = "engine|releases|since|gpu|type|grid", r"left_out_\w+|\w+_held_out_llm\w+|error_gib"
+_CONSTANT = rf"(?!{_LEFT})\w+_(s|us|share|efficiency|factor|bytes|gib|tokens)"
 
 
 def build(output: Path | None = None, *, builder: str = "html") -> Path:
@@ -82,6 +90,7 @@ def generated() -> dict[str, str]:
         "papers.md": papers.page(link),
         "reference/metrics.md": metrics(),
         "reference/gpus.md": gpus(),
+        "constants.md": constants(),
         "reference/faults.md": (beside / "FAULTS.md").read_text("utf-8"),
         "reference/parameters.md": (beside / "PARAMETERS.md").read_text("utf-8"),
         "reference/commands.md": commands(),
@@ -114,6 +123,43 @@ def gpus() -> str:
         "Measured, derived, estimated or assumed: where step times come from, and what error to "
         f"expect of them. `hetero gpus` prints the same.\n\n{known.markdown()}"
     )
+
+
+def constants() -> str:
+    """Every fitted constant, what it was fitted to, and its error left out."""
+    files = {at.stem: at for at in paths.data().glob("*/*.csv")}
+    read = {name: pd.read_csv(files[name], dtype=str) for name in _FITTED}
+    frame = pd.concat(read, names=["file"]).reset_index("file").query("source != 'assumed'")
+    servers, lines = _left_out(), [(PAGES / "constants.md").read_text("utf-8")]
+    lines += ["| in data | of | constants | fitted to | error left out |", 5 * "| --- " + "|"]
+    for row in frame.to_dict("records"):
+        own = {str(name): value for name, value in row.items() if isinstance(value, str)}
+        of = " ".join(own[name] for name in own if re.fullmatch(_KEY, name))
+        fitted, left = (
+            ", ".join(f"{name} {own[name]}" for name in own if re.fullmatch(part, name))
+            for part in (_CONSTANT, _LEFT)
+        )
+        left = left or servers.get(of) or servers.get(of.rpartition(" ")[0], "-")
+        lines.append(f"| {own['file']} | {of} | {fitted} | {own['source']} | {left} |")
+    return "\n".join([*map(_escaped, lines), ""])
+
+
+def _left_out() -> dict[str, str]:
+    """Errors of servers left out, by the overheads of their release and by GPU."""
+    runs = pd.concat(map(calibration.read, ("servers", "expert_servers")))
+    runs = runs.query("test in ['gpu', 'llm']")
+    words = [one.lower().removeprefix("nm-").split() for one in runs["server"]]
+    kinds = [serving_engine(name).overheads_of(release) for name, release in words]
+    named = runs.assign(of=[kind.name if kind else "" for kind in kinds])
+    runs = runs.assign(of=[words[k][0] + " " + gpu for k, gpu in enumerate(runs["gpu"])])
+    runs = pd.concat([named, runs]).set_index(["of", "test"])
+    labels = ["TPOT", "E2E", "TTFT"]
+    sizes = runs[labels].abs().groupby(level=[0, 1]).median().unstack()
+    chips = calibration.read("server_chips").set_index("gpu")["error"].abs().groupby("gpu").median()
+    return {gpu: f"throughput {size:.0f} %" for gpu, size in chips.items()} | {
+        of: ", ".join(f"{q} {row[q, 'gpu']:.0f} / {row[q, 'llm']:.0f} %" for q in labels)
+        for of, row in sizes.iterrows()
+    }
 
 
 def commands() -> str:

@@ -94,7 +94,8 @@ def items() -> tuple[Item, ...]:
     for file, name, text in docstrings():
         for title, where, what, symbols in TAG.findall(text):
             paper = keys[title]
-            used = _notebooks(paper, file)
+            own = {figure.notebook for figure in figures() if figure.paper == paper}
+            used = tuple(n[:2] for n in source.notebooks() if n in own and file in _modules(n))
             tagged.append(Item(paper, where, what, symbols, ((file, name),), used))
         for title, kind, first, word, last in _CITED.findall(text):
             numbers = map(str, range(int(first), int(last) + 1)) if word == "to" else (first, last)
@@ -170,12 +171,6 @@ def _linked(link: Callable[[str], str], places: Sequence[tuple[str, str]]) -> st
         " ".join([f"[`{file}`]({to})" if (to := link(file)) else f"`{file}`", ", ".join(names)])
         for file, names in files.items()
     )
-
-
-def _notebooks(paper: str, file: str) -> tuple[str, ...]:
-    """Numbers of the paper's notebooks that run a file."""
-    own = {figure.notebook for figure in figures() if figure.paper == paper}
-    return tuple(one[:2] for one in source.notebooks() if one in own and file in _modules(one))
 
 
 @cache

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from hetero.errors import DataError, ParameterError
+from hetero.errors import DataError, ParameterError, require
 from hetero.intervals import draws_needed, interval
 from pipelines.studies.results import MANIFEST
 from pipelines.sweep.point import Job
@@ -54,38 +54,37 @@ def _read(measure: Measure, folder: Path, parameters: dict[str, Any], name: str)
     if measure.claim:
         return _claim(measure.claim, folder, name)
     file = folder / f"{measure.table}.csv"
-    if not file.is_file():
-        there = ", ".join(sorted(path.stem for path in folder.glob("*.csv")))
-        raise ParameterError(
-            f"Measure '{name}': the notebook saves no table '{measure.table}'.",
-            resolve=f"use one of {there}.",
-        )
+    require(
+        file.is_file(),
+        f"Measure '{name}': the notebook saves no table '{measure.table}'.",
+        resolve=f"use one of {', '.join(sorted(path.stem for path in folder.glob('*.csv')))}.",
+    )
     frame = pd.read_csv(file)
     for column in [measure.column, *measure.where]:
-        if column not in frame.columns:
-            raise ParameterError(
-                f"Measure '{name}': table '{measure.table}' has no column '{column}'.",
-                resolve=f"use one of {', '.join(map(str, frame.columns))}.",
-            )
+        require(
+            column in frame.columns,
+            f"Measure '{name}': table '{measure.table}' has no column '{column}'.",
+            resolve=f"use one of {', '.join(map(str, frame.columns))}.",
+        )
     for column, wanted in measure.where.items():
         value = _of_point(wanted, parameters, name) if isinstance(wanted, dict) else wanted
         frame = frame[frame[column] == value]
-        if frame.empty:
-            raise ParameterError(
-                f"Measure '{name}': no row of '{measure.table}' has {column} = {value!r}.",
-                resolve="use a value that the table holds.",
-            )
+        require(
+            not frame.empty,
+            f"Measure '{name}': no row of '{measure.table}' has {column} = {value!r}.",
+            resolve="use a value that the table holds.",
+        )
     return float(frame[measure.column].agg(measure.reduce))
 
 
 def _of_point(wanted: dict[str, Any], parameters: dict[str, Any], name: str) -> Any:
     """Value of ``{parameter: NAME}`` in a point."""
-    parameter = wanted.get("parameter")
-    if set(wanted) != {"parameter"} or parameter not in parameters:
-        raise ParameterError(
-            f"Measure '{name}': {wanted} names no parameter of the notebook.",
-            resolve=f"write {{parameter: NAME}} with one of {', '.join(sorted(parameters))}.",
-        )
+    parameter = wanted.get("parameter", "")
+    require(
+        set(wanted) == {"parameter"} and parameter in parameters,
+        f"Measure '{name}': {wanted} names no parameter of the notebook.",
+        resolve=f"write {{parameter: NAME}} with one of {', '.join(sorted(parameters))}.",
+    )
     value = parameters[parameter]
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 

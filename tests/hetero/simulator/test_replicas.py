@@ -71,18 +71,11 @@ def test_prefill_first_by_hand() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3, 10])
-def test_who_polls_sees_an_arrival_after_whole_numbers_of_decode_steps(steps: int) -> None:
-    """It looks after the prefill, at 2 s, and each so many steps of 1.125 s; a prefill takes 2."""
-    for came in (2.0, 2.5, 5.375, 5.5, 20.0):
+def test_arrivals_are_seen_after_so_many_decode_steps(steps: int) -> None:
+    """Those at their end too: of 1.125 s each, after a prefill to 2 s; the next takes 2 s more."""
+    for came in (2.0, 2.5, 3.125, math.nextafter(3.125, 4), 5.375, 20.0):
         run = served(one(replace(ENGINE, poll_steps=steps)), [0.0, came], [8, 8], [40, 1])
         assert firsts(run)[1] == 4.0 + 1.125 * steps * math.ceil((came - 2.0) / 1.125 / steps)
-
-
-def test_an_arrival_at_the_end_of_a_step_joins_the_next_batch() -> None:
-    run = served(one(), [0.0, 3.125], [8, 8], [9, 1])
-    assert firsts(run) == [2.0, 3.125 + 2.0]
-    late = served(one(), [0.0, math.nextafter(3.125, 4)], [8, 8], [9, 1])
-    assert firsts(late) == [2.0, 3.125 + 1.125 + 2.0]
 
 
 def test_chunked_by_hand() -> None:
