@@ -329,7 +329,7 @@ def _decision_us(deployment: Deployment, router: Builtin, rate_rps: float, count
     spent: list[int] = []
 
     class Timed:
-        name = router.name
+        name, oracle = router.name, True
 
         def choose(self, request: Request, fleet: FleetState) -> Choice:
             start = time.perf_counter_ns()

@@ -69,7 +69,7 @@ def test_without_targets_it_is_saturation(plan: Plan) -> None:
     assert plan.deployment is not None
     free = CASE.load(precision=PRECISION)
     free = type(free)(free.trace, 6.0, precision=PRECISION)
-    found = saturation(plan.deployment, CHATS, plan.router, precision=PRECISION).rate_rps
+    found = saturation(plan.deployment, CHATS, plan.router, precision=PRECISION)
     assert found == pytest.approx(sustained_rps(plan, free, 0), rel=PRECISION)
 
 

@@ -24,7 +24,7 @@ from tests.hetero.routers.router_states import fleet, trace
 class Mirror:
     """Decides in the simulator and on records that see only first tokens and finishes."""
 
-    name = "mirror"
+    name, oracle = "mirror", True
 
     def __init__(self, router, deployment, served):
         self.true = router.live(deployment)
