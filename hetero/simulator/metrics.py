@@ -1,4 +1,4 @@
-r"""Serving metrics: one definition each.
+"""Serving metrics: one definition each.
 
 Glossary
 --------
@@ -15,9 +15,7 @@ Throughput
 SLO attainment
     Share of the requests that arrived inside the window and met a target; rejected ones did not.
 Requests within targets
-    :math:`|\{r : \text{arrived inside, met every target}\}| / (a - t)`, with t the beginning of the
-    window and a the last arrival in it (the end, where all arrive at once) [requests/s]: vLLM's
-    request goodput, whose duration includes the drain, which turns orders of short runs.
+    Requests that arrived inside the window and met every target, per second until the last arrival.
 Imbalance
     Largest over smallest completion time of the replicas.
 """
@@ -115,6 +113,10 @@ class Metrics(Shown):
     ----------
     percentiles
         By quantity (``ttft_s``, ``tpot_s``, ``e2e_s``, ``gap_s``) and percentile.
+    within_targets_rps
+        :math:`n / (a - t)`: n arrived inside the window and met all targets, t is its beginning, a
+        the last arrival in it (its end, where all come at once). vLLM's request goodput divides by
+        the whole run; the drain, in which nothing comes, can turn the order of short ones.
     attainment
         By target (``ttft``, ``tpot``, ``e2e``) and ``joint``; empty without targets.
     """
