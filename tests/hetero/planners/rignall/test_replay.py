@@ -42,7 +42,7 @@ def test_a_plan_carries_what_it_promises() -> None:
     simulated = deployment(model, plan)
     for among in ("shares", "load"):
         found = saturation(simulated, trace, router(model, plan, among=among))  # type: ignore[arg-type]
-        assert found.rate_rps == pytest.approx(plan.served_rps, rel=0.03)
+        assert found == pytest.approx(plan.served_rps, rel=0.03)
     # Each prefill group is as busy as planned.
     run = simulate(simulated, trace.rescale(rate_rps=plan.served_rps), router(model, plan))
     span_s = len(trace) / plan.served_rps
