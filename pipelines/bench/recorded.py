@@ -214,7 +214,7 @@ def _phases() -> Iterator[Timed]:
         ours = partial(polish, settings=TabuSettings(steps=100 if gpus <= 32 else 10))
         yield Timed(f"phases.patterns.{gpus}", made, ours, "worst", 2)
         if gpus <= 32:
-            tabu = partial(lambda made, k: TabuSearch.start(made(k)), made)
+            tabu = partial(_tabu, gpus)
             yield Timed(f"phases.tabu.{gpus}", tabu, lambda found: found.run(), "worst", 2)
         if gpus == 32:
             yield Timed("phases.light.32", _other, lambda made: replan(*made), "worst", 2)
@@ -228,6 +228,10 @@ def _evaluator(gpus: int, k: int) -> Evaluator:
     if k == 0:
         polish(_evaluator(16, 1), TabuSettings(steps=0))
     return made
+
+
+def _tabu(gpus: int, k: int) -> TabuSearch:
+    return TabuSearch.start(_evaluator(gpus, k))
 
 
 def _other(k: int) -> tuple[Evaluator, Any]:

@@ -343,9 +343,11 @@ def _decision_us(deployment: Deployment, router: Builtin, rate_rps: float, count
 
 def _bytes_per_request(deployment: Deployment, trace: Trace, router: Builtin) -> float:
     tracemalloc.start()
-    simulate(deployment, trace, router)
-    taken = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    try:
+        simulate(deployment, trace, router)
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     own = trace.arrival_s.nbytes + trace.input_tokens.nbytes + trace.output_tokens.nbytes
     return (taken + own) / len(trace)
 

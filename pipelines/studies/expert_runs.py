@@ -68,6 +68,7 @@ _GPUS: Final = {
     "mi355x": "MI355X",
 }
 _MODELS: Final = {"gptoss": "gpt-oss-120b", "dsr1": "DeepSeek-R1"}
+_SHORTEST = 0.8  # of the lengths asked for; shorter ones are not drawn
 
 
 _ENGINES: Final[dict[str, EngineName]] = {"vllm": "vllm", "sglang": "sglang", "trt": "trtllm"}
@@ -77,6 +78,8 @@ _LAUNCHED: Final[dict[str, dict[str, Any]]] = {
     "sglang": {"max_batch": 512, "max_step_tokens": 32768, "batching": "prefill first"},
     "trtllm": {"max_batch": 512, "max_step_tokens": 20000, "schedule_ahead": True},
 }
+_CHUNK_OF_AMD: Final = 196608
+_NARROW_CACHE: Final = ("B200",)
 _POLLED: Final = {"sglang": "B200-SXM"}
 
 
@@ -94,7 +97,7 @@ def inferencemax() -> Iterator[ServerRun]:
         release = release.split(".post")[0].split("rc")[0]
         limits = dict(_LAUNCHED[family])
         if of.vendor == "AMD":
-            limits["max_step_tokens"] = 196608
+            limits["max_step_tokens"] = _CHUNK_OF_AMD
         engine = EngineSpec(name=family, release=release, prefix_cache=False).limits(of)
         yield ServerRun(
             "inferencemax",
@@ -111,7 +114,7 @@ def inferencemax() -> Iterator[ServerRun]:
                 "output_tps": row["output_tput_per_gpu"] * row["tp"],
             },
             precision="fp16" if model.expert_bits else row["precision"],
-            kv_precision="fp8" if of.name.startswith("B200") else "fp16",
+            kv_precision="fp8" if of.name.startswith(_NARROW_CACHE) else "fp16",
             engine=replace(engine, **limits),
             family=family,
         )
@@ -121,7 +124,7 @@ def lengths(count: int, inputs: int, outputs: int) -> Trace:
     """Requests of 0.8 to 1 times the lengths asked for, as the benchmark draws them."""
     rng = stream(0, "inferencemax")
     prompts, answers = (
-        rng.integers(round(0.8 * n), n + 1, count).astype(np.int32) for n in (inputs, outputs)
+        rng.integers(round(_SHORTEST * n), n + 1, count).astype(np.int32) for n in (inputs, outputs)
     )
     return Trace(np.zeros(count), prompts, answers, name=f"{inputs} + {outputs}")
 

@@ -470,6 +470,10 @@ def test_dense_peaks_where_papers_print_others() -> None:
     assert gpu("A6000", preset="thunderserve").peak == "vector"
 
 
+def test_memory_is_gib() -> None:
+    assert gpu("A100-80").mem_bytes == 80 * 2**30
+
+
 def test_gpu_links_agree_with_the_link_table() -> None:
     for found in gpus():
         assert link(found.link_type).bandwidth_gbs == found.link_gbs, found.name

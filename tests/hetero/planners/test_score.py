@@ -136,6 +136,10 @@ def test_nothing_is_served_above_the_bound(plan: Plan) -> None:
     assert goodput(plan, lax)[0] < limit.rps(lax.goal)
 
 
+def test_the_same_bytes_twice(question: Question, plan: Plan) -> None:
+    assert str(score(plan, question, seeds=(3,))) == str(score(plan, question, seeds=(3,)))
+
+
 def test_seeds_and_rates_out_of_range_are_refused(question: Question, plan: Plan) -> None:
     with pytest.raises(ParameterError, match="No seed"):
         score(plan, question, seeds=())

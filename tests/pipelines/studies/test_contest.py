@@ -16,6 +16,8 @@ from hetero.latency import for_gpu
 from hetero.planners.base import Effort
 from hetero.planners.bound import bound
 from hetero.planners.score import Estimate, Score, goodput, score
+from hetero.plans import Plan
+from hetero.question import Question
 from hetero.search.portfolio import planner
 from hetero.simulator import Slo
 from hetero.workload import Trace
@@ -31,6 +33,7 @@ from pipelines.studies.contest import (
     contest,
     describe,
     grid,
+    play,
     requests_of,
     targets,
 )
@@ -211,6 +214,20 @@ def test_planners_without_any_plan_all_say_why() -> None:
     found = contest([Match("helix-10", "Llama-3.1-70B", "sharegpt")], asked, RULES)
     assert found["planner"].tolist() == ["vLLM homogeneous", "DistServe", league.PORTFOLIO]
     assert found["reason"][:2].str.contains("does not fit").all()
+
+
+def test_planners_that_raise_something_else_are_not_hidden() -> None:
+    class Broken:
+        name = "broken"
+
+        def unfit(self, question: Question) -> str | None:
+            return None
+
+        def plan(self, question: Question) -> Plan:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        play(MATCH, [Broken()], RULES)
 
 
 # The league -------------------------------------------------------------------------------------
