@@ -122,7 +122,7 @@ class Ask:
     :what_if: Compare the best plans with and without a change, as in precision=fp8,
         kv-precision=fp8, prefix-share=0.5, speculate=length=4,acceptance=0.7; several joined by +
         are one change. May be repeated; the comparison replaces the card.
-    :seeds: Seeds that are simulated, from --seed on.
+    :seeds: Seeds that are simulated, from --seed on; -o and --figures hold the first.
     :seed: Seed of all that is random; the same gives the same result.
     :figures: Folder for figures (.png, .svg): queue, KV use and time in steps of every replica over
         time, times to first token.

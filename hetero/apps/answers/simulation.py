@@ -21,7 +21,7 @@ from hetero.apps.cards.card import PlanCard
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.cluster.found import lists_nodes
-from hetero.comparison import Comparison, compare, measured, resampled
+from hetero.comparison import KEYS, Comparison, compare, measured, resampled
 from hetero.deployment import Replica
 from hetero.display import Column, Shown, Table
 from hetero.encoding import finite
@@ -107,7 +107,12 @@ class Simulated(Shown):
         rows = [{"router": name, **one.to_dict()} for name, one in self.found]
         told = self.setting | {"notes": [self.comparison.note, *self.notes], "routers": rows}
         if self._seeds > 1:
-            told["over_seeds"] = [*map(finite, self.comparison.summary().to_dict("records"))]
+            kinds = self.comparison.frame.columns.drop([*KEYS, "found", "run"])
+            told["over_seeds"] = [
+                finite({"metric": kind, **row})
+                for kind in kinds
+                for row in self.comparison.summary(kind).to_dict("records")
+            ]
         return told
 
     def table(self) -> Table:
@@ -212,7 +217,7 @@ def simulation(ask: Ask) -> Simulated:
         served,
         None if card is not None and not asked else routers,
         requests,
-        ask.rate or rate_rps(first.arrival_s),
+        ask.rate or rate_rps(ask.came(opened, ask.seed)[0].arrival_s),
         seeds,
         predictor=predictor,
         measure=partial(_seen, slo, names, ask.seed),
@@ -259,8 +264,9 @@ def _router(given: Any) -> Any:
         raise
     except Exception as error:
         raise ParameterError(
-            f"--router {given} cannot be imported ({type(error).__name__}: {error}).",
-            resolve="name a module of this folder, or an installed one, as in mine:Router.",
+            f"--router {given} is not to be had ({type(error).__name__}: {error}).",
+            resolve="name what a module of this folder, or an installed one, calls a router, as in "
+            "mine:Router; where it needs arguments, a function that gives them.",
         ) from None
     finally:
         del sys.path[0]

@@ -9,6 +9,7 @@ import hetero
 from hetero import workload
 from hetero.latency import storage
 from hetero.latency.step import StepModel
+from hetero.workload.statistics import rate_rps
 
 SMALL = ("simulate", "xiong-8xv100", "--degree", "2", "--requests", "120")
 
@@ -48,15 +49,18 @@ def test_python_answers_as_the_command_and_an_own_router_is_one_of_them(
     found = hetero.simulation(SMALL[1], seeds=3, **words)
     assert json.loads(json.dumps(found.to_dict())) == said
     assert [row["router"] for row in said["routers"]] == ["first", "round robin", "hetero"]
-    rows = {row["system"]: row for row in said["over_seeds"]}
-    assert rows["first"]["high"] < 0  # one of four replicas, paired
+    rows = {(row["metric"], row["system"]): row for row in said["over_seeds"]}
+    assert rows["attainment", "first"]["high"] < 0  # one of four replicas, paired
+    assert rows["ttft_p95_s", "first"]["difference"] > 0
     summary = found.comparison.summary().set_index("system").loc["first"]
     mean, high = 100 * summary["mean"], 100 * summary["mean_high"]
     assert f"  {mean:.3g} ± {float(f'{high - mean:.2g}'):g}  " in str(found)
     assert found.comparison.sentence in str(found)
     (tmp_path / "broken.py").write_text("class First:\n    name = 1 / 0\n")
     for name in ("first_of_all:Second", "broken:First", "nowhere:First", "a b:c"):
-        assert "Resolve: name a module" in refused(*SMALL, "--router", name)
+        assert "Resolve: name what a module" in refused(*SMALL, "--router", name)
+    own = told(*SMALL, "--router", "least-requests", "--seeds", 2)["over_seeds"][0]["rate_rps"]
+    assert own == pytest.approx(rate_rps(workload.load("azure2023_conv").head(120).arrival_s))
 
 
 def test_rate_changes_the_time_the_trace_takes(told):
