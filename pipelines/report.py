@@ -158,13 +158,17 @@ def profiles_table(folder: Path, verdicts: claims.Verdicts) -> Table:
     """Claims on which a run in the paper profile says something else than one in the default.
 
     Twin is compared with twin and real with real; what needs the real trace is judged on it alone.
+    Runs of other code than that of the default's are named and not compared.
     """
+    fullest = {f"{one.source}/{one.notebook}": one for one in manifests(folder / schema.PAPER)}
+    older = {at for at, one in fullest.items() if _code(one.folder) != _code(folder / at)}
     compared = [
         (row.claim, default, fuller)
         for row, paper in zip(verdicts, claims.verdicts(folder / schema.PAPER), strict=True)
         for default, fuller in ((row.twin, paper.twin), (row.real, paper.real))
         if default and default.judgement and default.profile == "default"
         if fuller and fuller.judgement and (fuller.source == "real" or not row.claim.requires)
+        if fuller.figure.rpartition("/")[0] not in older
     ]
     columns = (
         Column("claim", of=lambda one: one[0].id),
@@ -176,7 +180,10 @@ def profiles_table(folder: Path, verdicts: claims.Verdicts) -> Table:
         Column("verdict, paper", of=lambda one: one[2].judgement),
     )
     changed = [one for one in compared if one[1].judgement != one[2].judgement]
-    ran = [f"{one.notebook} ({one.source})" for one in manifests(folder / schema.PAPER)]
+    ran = [
+        f"{one.notebook} ({one.source}{', of older code' * (at in older)})"
+        for at, one in fullest.items()
+    ]
     fuller = [name for name, body in schema.load(profile=schema.PAPER).overlaid.items() if body]
     differ = [source.notebook_of(stage) for stage in fuller]
     return Table.of(
@@ -187,6 +194,13 @@ def profiles_table(folder: Path, verdicts: claims.Verdicts) -> Table:
         f"Run in the paper profile: {', '.join(ran) or 'none'}. It has values of its own for "
         f"{', '.join(differ) or 'none'}; that of all other notebooks is the default one.",
     )
+
+
+def _code(run: Path) -> str:
+    """Hash of the code that a run was of; empty where there is none."""
+    file = run / MANIFEST
+    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return str(told.get("code_sha256", ""))
 
 
 def introduction(notebook: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -135,6 +136,13 @@ def test_verdicts_of_the_paper_profile_stand_beside_and_do_not_count(tmp_path: P
     assert [row[:2] for row in told.rows] == [("helix-16a", "twin"), ("helix-21a", "real")]
     page = Page(report.render(tmp_path)[0])
     assert "#helix-21a" in page.links
+    # A run of other code than the default one is named, not compared.
+    manifest = tmp_path / "paper" / "real" / "01_workloads" / "manifest.json"
+    run = json.loads(manifest.read_text(encoding="utf-8"))
+    manifest.write_text(json.dumps(run | {"code_sha256": "another"}), encoding="utf-8")
+    told = report.profiles_table(tmp_path, claims.verdicts(tmp_path))
+    assert [row[0] for row in told.rows] == ["helix-16a"]
+    assert "01_workloads (real, of older code)" in told.notes[1]
 
 
 def test_every_link_leads_somewhere(results: Path) -> None:
