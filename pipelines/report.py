@@ -32,7 +32,7 @@ from hetero.errors import HeteroError
 from hetero.files import parse_yaml, writing
 from pipelines import dependencies, metrics, pages, schema, source
 from pipelines.studies import claims
-from pipelines.studies.answers import answer
+from pipelines.studies.answers import answer, code, places
 from pipelines.studies.coverage import DRAWINGS, coverage
 from pipelines.studies.published import PAPERS, manifests
 from pipelines.studies.results import MANIFEST
@@ -76,11 +76,12 @@ _PANELS: tuple[tuple[str, str, str, dict[str, str], bool, str], ...] = (
 
 
 def chapters(folder: Path) -> Iterator[dict[str, Any]]:
-    """Everything that each notebook left below ``folder``, twin and real side by side."""
+    """Everything that each notebook left below ``folder``: paper profile, then twin and real."""
     for notebook in source.notebooks():
+        every = reversed(places(notebook, folder))
         found: dict[str, dict[str, Any]] = {
             traces: json.loads(path.read_text(encoding="utf-8"))
-            for traces in schema.SOURCES
+            for traces in sorted(every, key=lambda name: "/" not in name)
             if (path := folder / traces / notebook / MANIFEST).is_file()
         }
         if found:
@@ -161,7 +162,7 @@ def profiles_table(folder: Path, verdicts: claims.Verdicts) -> Table:
     Runs of other code than that of the default's are named and not compared.
     """
     fullest = {f"{one.source}/{one.notebook}": one for one in manifests(folder / schema.PAPER)}
-    older = {at for at, one in fullest.items() if _code(one.folder) != _code(folder / at)}
+    older = {at for at, one in fullest.items() if code(one.folder) != code(folder / at)}
     compared = [
         (row.claim, default, fuller)
         for row, paper in zip(verdicts, claims.verdicts(folder / schema.PAPER), strict=True)
@@ -181,7 +182,7 @@ def profiles_table(folder: Path, verdicts: claims.Verdicts) -> Table:
     )
     changed = [one for one in compared if one[1].judgement != one[2].judgement]
     ran = [
-        f"{one.notebook} ({one.source}{', of older code' * (at in older)})"
+        f"{one.notebook} ({one.source}{', of other code' * (at in older)})"
         for at, one in fullest.items()
     ]
     fuller = [name for name, body in schema.load(profile=schema.PAPER).overlaid.items() if body]
@@ -194,13 +195,6 @@ def profiles_table(folder: Path, verdicts: claims.Verdicts) -> Table:
         f"Run in the paper profile: {', '.join(ran) or 'none'}. It has values of its own for "
         f"{', '.join(differ) or 'none'}; that of all other notebooks is the default one.",
     )
-
-
-def _code(run: Path) -> str:
-    """Hash of the code that a run was of; empty where there is none."""
-    file = run / MANIFEST
-    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return str(told.get("code_sha256", ""))
 
 
 def introduction(notebook: str) -> tuple[str, str]:
@@ -242,7 +236,7 @@ def _runs(folder: Path, found: dict[str, dict[str, Any]]) -> Iterator[dict[str, 
 def _side_by_side(
     folder: Path, found: dict[str, dict[str, Any]], kind: str
 ) -> Iterator[list[dict[str, Any]]]:
-    """The same figure of each source together, in the order of the first manifest that has it."""
+    """The same figure of each run together, in the order of the first manifest that has it."""
     names = dict.fromkeys(row["file"] for manifest in found.values() for row in manifest[kind])
     for name in names:
         rows = {
@@ -251,9 +245,12 @@ def _side_by_side(
             for row in manifest[kind]
             if row["file"] == name
         }
+        of = [traces.rpartition("/") for traces, _ in rows.values()]
         yield [
             {
-                "source": traces,
+                "source": traces.rpartition("/")[2],
+                "label": traces,
+                "paired": "/" not in traces and len({one for *_, one in of}) > 1,
                 "file": quote(path.relative_to(folder).as_posix()),
                 "caption": row["caption"],
                 "shows": list(_unnamed(row)),
@@ -320,7 +317,7 @@ def render(folder: Path) -> tuple[str, str]:
         **shared,
         chapters=found,
         rests_on=dict.fromkeys(
-            f"{traces} traces, {run['profile']} profile"
+            f"{traces.rpartition('/')[2]} traces, {run['profile']} profile"
             for one in found
             for run in one["runs"]
             for traces in run["pages"]

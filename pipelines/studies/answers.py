@@ -6,6 +6,7 @@ many that are reduced, of a table that the notebook leaves.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,11 +17,12 @@ import pandas as pd
 from hetero import paths
 from hetero.errors import DataError
 from pipelines import schema
+from pipelines.studies.results import MANIFEST
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A sentence, the name of the figure that shows it, and the traces that it rests on."""
+    """A sentence, the name of the figure that shows it, and the folder of runs that it is of."""
 
     sentence: str
     figure: str
@@ -28,7 +30,7 @@ class Answer:
 
 
 def answer(notebook: str, folder: Path) -> Answer | None:
-    """Answer of a notebook by its results below ``folder``, on real traces where they are there.
+    """Answer of a notebook by the fullest of its results below ``folder`` (:func:`places`).
 
     Returns None where no answer is written, or a run in small left out what it rests on.
 
@@ -41,7 +43,7 @@ def answer(notebook: str, folder: Path) -> Answer | None:
     if written is None:
         return None
     numbers = written.get("numbers", {})
-    for traces in reversed(schema.SOURCES):
+    for traces in places(notebook, folder):
         place = folder / traces / notebook
         if not all((place / f"{one['table']}.csv").is_file() for one in numbers.values()):
             continue
@@ -51,6 +53,28 @@ def answer(notebook: str, folder: Path) -> Answer | None:
             continue
         return Answer(written["says"].format(**found), f"{written['figure']}.svg", traces)
     return None
+
+
+def places(notebook: str, folder: Path) -> list[str]:
+    """Folders of runs below ``folder``, the fullest first: ``paper/twin``, ``real``, ``twin``.
+
+    One in the paper profile counts that has pictures and is of the code of the default one.
+    """
+    usual = list(reversed(schema.SOURCES))
+    fuller = [
+        traces
+        for traces in usual
+        if any((run := folder / schema.PAPER / traces / notebook).glob("*.svg"))
+        and code(run) == code(folder / traces / notebook)
+    ]
+    return [*(f"{schema.PAPER}/{traces}" for traces in fuller), *usual]
+
+
+def code(run: Path) -> str:
+    """Hash of the code that a run was of; empty where there is none."""
+    file = run / MANIFEST
+    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return str(told.get("code_sha256", ""))
 
 
 @cache

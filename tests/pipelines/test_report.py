@@ -134,15 +134,21 @@ def test_verdicts_of_the_paper_profile_stand_beside_and_do_not_count(tmp_path: P
     leave(tmp_path / "paper", "real", requests=16_657, profile="paper", nodes=876)
     told = report.profiles_table(tmp_path, claims.verdicts(tmp_path))
     assert [row[:2] for row in told.rows] == [("helix-16a", "twin"), ("helix-21a", "real")]
-    page = Page(report.render(tmp_path)[0])
-    assert "#helix-21a" in page.links
+    text = report.render(tmp_path)[0]
+    assert "#helix-21a" in Page(text).links
+    text = text[text.index('<section id="01_workloads"') :]
+    shown = [f'src="{at}/01_workloads/lengths.svg"' for at in ("paper/twin", "paper/real", "twin")]
+    assert 0 < text.index(shown[0]) < text.index(shown[1]) < text.index(shown[2])
     # A run of other code than the default one is named, not compared.
     manifest = tmp_path / "paper" / "real" / "01_workloads" / "manifest.json"
     run = json.loads(manifest.read_text(encoding="utf-8"))
     manifest.write_text(json.dumps(run | {"code_sha256": "another"}), encoding="utf-8")
     told = report.profiles_table(tmp_path, claims.verdicts(tmp_path))
     assert [row[0] for row in told.rows] == ["helix-16a"]
-    assert "01_workloads (real, of older code)" in told.notes[1]
+    assert "01_workloads (real, of other code)" in told.notes[1]
+    text = report.render(tmp_path)[0]
+    assert shown[0] in text
+    assert shown[1] not in text
 
 
 def test_every_link_leads_somewhere(results: Path) -> None:
