@@ -32,7 +32,7 @@ from hetero.errors import HeteroError
 from hetero.files import parse_yaml, writing
 from pipelines import dependencies, metrics, pages, schema, source
 from pipelines.studies import claims
-from pipelines.studies.answers import answer, code, places
+from pipelines.studies.answers import answer, code_of, places
 from pipelines.studies.coverage import DRAWINGS, coverage
 from pipelines.studies.published import PAPERS, manifests
 from pipelines.studies.results import MANIFEST
@@ -162,7 +162,7 @@ def profiles_table(folder: Path, verdicts: claims.Verdicts) -> Table:
     Runs of other code than that of the default's are named and not compared.
     """
     fullest = {f"{one.source}/{one.notebook}": one for one in manifests(folder / schema.PAPER)}
-    older = {at for at, one in fullest.items() if code(one.folder) != code(folder / at)}
+    older = {at for at, one in fullest.items() if code_of(one.folder) != code_of(folder / at)}
     compared = [
         (row.claim, default, fuller)
         for row, paper in zip(verdicts, claims.verdicts(folder / schema.PAPER), strict=True)

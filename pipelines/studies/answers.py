@@ -65,12 +65,12 @@ def places(notebook: str, folder: Path) -> list[str]:
         traces
         for traces in usual
         if any((run := folder / schema.PAPER / traces / notebook).glob("*.svg"))
-        and code(run) == code(folder / traces / notebook)
+        and code_of(run) == code_of(folder / traces / notebook)
     ]
     return [*(f"{schema.PAPER}/{traces}" for traces in fuller), *usual]
 
 
-def code(run: Path) -> str:
+def code_of(run: Path) -> str:
     """Hash of the code that a run was of; empty where there is none."""
     file = run / MANIFEST
     told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
