@@ -41,10 +41,10 @@ from pipelines.sweep import spec
 _ROWS = 7  # of a table of the first screen
 #: Questions of the opening, and the notebooks that answer them.
 _FOUND = {
-    "Does a mixed fleet pay?": ("07_island_outer_loop", "13_arena"),
+    "Does a mixed fleet pay?": ("13_arena", "07_island_outer_loop"),
     "How true is the simulator?": ("12_fidelity", "16_calibration"),
 }
-_BEST = "13_arena/league.svg"
+_PAYS = "13_arena/pays.svg"
 _DETAILS = f"{pages.FOLDER}/claims.html"
 #: Of the first screen: title, notebook, table, its columns and their headings, whether the largest
 #: of the last comes first, a sentence.
@@ -141,8 +141,8 @@ def panels(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _first_file(folder: Path, name: str) -> str:
-    """A file of the real traces where it is there, else of the twins, else nothing."""
-    found = (f"{traces}/{name}" for traces in reversed(schema.SOURCES))
+    """A file of the fullest run that has it (:func:`places`), else nothing."""
+    found = (f"{traces}/{name}" for traces in places(name.partition("/")[0], folder))
     return next((one for one in found if (folder / one).is_file()), "")
 
 
@@ -326,7 +326,7 @@ def render(folder: Path) -> tuple[str, str]:
         profiles=profiles_table(folder, verdicts),
         panels=panels(folder),
         findings=list(findings(folder, verdicts)),
-        best=_first_file(folder, _BEST),
+        pays=_first_file(folder, _PAYS),
         version=cited["version"],
         date=cited["date-released"],
         sweeps=list(sweeps(folder)),

@@ -39,17 +39,22 @@ def markdown() -> str:
             cells += [_percent(own[name]) for name in ("throughput", "TPOT", "TTFT")]
             cells += [_percent(left[gpu][name]) for name in ("throughput", "TPOT")]
             lines.append(f"| {' | '.join(cells)} |")
+    mixed = pd.read_csv(paths.results() / "paper" / "twin" / "13_arena" / "worlds.csv").iloc[0]
     claims = json.loads((paths.results() / "metrics.json").read_text(encoding="utf-8"))["claims"]
     tests = sum(claims.values()) - claims["not a test"]
     lines += [
         "",
-        "Median error of the default command over public runs that others measured, and with every",
-        "measurement of that GPU left out of all fits; notebooks 12 and 16 have each run. Of "
-        f"{tests} published",
-        f"values that test something, {claims['reproduced']} are reproduced, "
-        f"{claims['direction only']} in direction only, {claims['undecided']} undecided, "
-        f"{claims['not reproduced']} not,",
-        f"{claims['not attempted']} not attempted.",
+        textwrap.fill(
+            "Median error of the default command over public runs that others measured, and with "
+            "every measurement of that GPU left out of all fits; notebooks 12 and 16 have each "
+            f"run. Of {tests} published values that test something, {claims['reproduced']} are "
+            f"reproduced, {claims['direction only']} in direction only, {claims['undecided']} "
+            f"undecided, {claims['not reproduced']} not, {claims['not attempted']} not attempted. "
+            "[A mixed fleet](results/paper/twin/13_arena/pays.svg) carries "
+            f"{mixed['mixed over homogeneous']:.2f} times what the best single GPU type does for "
+            f"as much money ({mixed['low']:.2f} to {mixed['high']:.2f}; {mixed['fleets']} fleets).",
+            118,
+        ),
     ]
     return "\n".join(lines) + "\n"
 
