@@ -16,9 +16,9 @@ attention operations per pair, ``l`` layers, ``h`` the hidden size, ``h_kv`` KV 
 parallelism sums activations twice per layer over a ring: each GPU sends ``2 (t-1) / t`` of the 2
 ``h n`` bytes in ``2 (t-1)`` hops of latency ``lambda``. ``n_pad`` tokens of padding stand for the
 tiles that matrix kernels round up to: without them, batches of 50 to 500 tokens come out too fast
-on every GPU measured. Weights in fewer bits than they are multiplied in have as much less of it, as
-kernels that unpack them have narrower tiles. The logits' product is counted as bytes only; one row per request of it is
-computed, not one per token.
+on every GPU measured. Weights in fewer bits than they are multiplied in have as much less of it:
+small batches stay bound by those fewer bytes. The logits' product is counted as bytes only; one row
+per request of it is computed, not one per token.
 
 In a mixture of experts the first maximum is of what every token meets, and the routed experts add
 their own. A token visits ``k`` of ``E`` experts of ``P_e`` parameters and ``W_e`` bytes in each of
