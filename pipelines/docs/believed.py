@@ -32,6 +32,7 @@ def markdown() -> str:
     for experts, name in (("", "servers"), (", mixtures of experts", "expert_servers")):
         frame = calibration.read(name)
         frame = frame[frame["server"].str.lower().str.contains("vllm")]
+        frame = frame.assign(gpu=frame["gpu"] + calibration.four_bit(frame))
         found = servers.medians_frame(frame, ("gpu", "test")).set_index("gpu")
         left = found[found["test"] == "gpu"].reindex(found.index.unique()).to_dict("index")
         for gpu, own in found[found["test"] == "default"].sort_index().to_dict("index").items():
@@ -43,13 +44,14 @@ def markdown() -> str:
     tests = sum(claims.values()) - claims["not a test"]
     lines += [
         "",
-        "Median error of the default command over public runs that others measured, and with every",
-        "measurement of that GPU left out of all fits; notebooks 12 and 16 have each run. Of "
-        f"{tests} published",
-        f"values that test something, {claims['reproduced']} are reproduced, "
-        f"{claims['direction only']} in direction only, {claims['undecided']} undecided, "
-        f"{claims['not reproduced']} not,",
-        f"{claims['not attempted']} not attempted.",
+        textwrap.fill(
+            "Median error of the default command over public runs that others measured, and with "
+            "every measurement of that GPU left out of all fits; notebooks 12 and 16 have each run. "
+            f"Of {tests} published values that test something, {claims['reproduced']} are reproduced, "
+            f"{claims['direction only']} in direction only, {claims['undecided']} undecided, "
+            f"{claims['not reproduced']} not, {claims['not attempted']} not attempted.",
+            118,
+        ),
     ]
     return "\n".join(lines) + "\n"
 
