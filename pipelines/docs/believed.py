@@ -46,10 +46,10 @@ def markdown() -> str:
         "",
         textwrap.fill(
             "Median error of the default command over public runs that others measured, and with "
-            "every measurement of that GPU left out of all fits; notebooks 12 and 16 have each run. "
-            f"Of {tests} published values that test something, {claims['reproduced']} are reproduced, "
-            f"{claims['direction only']} in direction only, {claims['undecided']} undecided, "
-            f"{claims['not reproduced']} not, {claims['not attempted']} not attempted.",
+            "every measurement of that GPU left out of all fits; notebooks 12 and 16 have each "
+            f"run. Of {tests} published values that test something, {claims['reproduced']} are "
+            f"reproduced, {claims['direction only']} in direction only, {claims['undecided']} "
+            f"undecided, {claims['not reproduced']} not, {claims['not attempted']} not attempted.",
             118,
         ),
     ]
