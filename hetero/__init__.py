@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from hetero.simulator.metrics import metrics as metrics
     from hetero.workload import Trace as Trace
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 # Planning brings every planner with it; who only imports hetero does not wait for that, and a
 # stage of the pipeline that never plans does not depend on it.

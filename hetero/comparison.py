@@ -81,6 +81,11 @@ class Comparison(Shown):
         rows = []
         for rate, sign, wide in self._wide(metric, lower):
             best = baseline or str((sign * wide.mean()).idxmax())
+            require(
+                best in wide,
+                f"No system is called '{best}'.",
+                resolve=f"name one of {', '.join(wide)}.",
+            )
             for name in wide:
                 row: list[Any] = [rate, name]
                 for values in (wide[name], wide[name] - wide[best]):
@@ -158,7 +163,12 @@ class Comparison(Shown):
 
     def _wide(self, metric: str, lower: bool | None) -> Iterator[tuple[float, Any, Any]]:
         """By rate: -1 where less is better, else 1; and values by seed and system."""
-        metric = metric or self._first
+        metric, known = metric or self._first, [*map(str, self.frame.columns[len(KEYS) :])]
+        require(
+            metric in known,
+            f"No metric is called '{metric}'.",
+            resolve=f"name one of {', '.join(known)}.",
+        )
         sign = -1.0 if (metric.startswith(_LOWER) if lower is None else lower) else 1.0
         differ = [key for key in KEYS[:3:2] if self.frame[key].nunique() > 1] or ["router"]
         named = self.frame.assign(system=self.frame[differ].astype(str).agg(", ".join, axis=1))
@@ -203,7 +213,7 @@ def compare(
     rates: ArrayLike | None = None,
     seeds: int | Sequence[int] = 5,
     *,
-    slo: Slo | None = None,
+    slo: Slo | str | None = None,
     process: Arrivals | None = None,
     resample: bool | int = True,
     predictor: Predictor | None = None,
@@ -229,7 +239,7 @@ def compare(
     seeds
         So many from 0 on, or these: of arrivals, resampling, and the draws of routers.
     slo
-        Targets.
+        Targets, or as commands take them: ``ttft=1s,tpot=60ms``.
     process
         How requests come at a rate, see :func:`hetero.simulator.sustained.arrivals`; by default
         the own bursts of a file that has them, stretched to the rate, else a Poisson process.
@@ -263,6 +273,7 @@ def compare(
     asked: list[float] = [] if rates is None else np.atleast_1d(rates).tolist()
     for rate in asked:
         require(rate > 0, f"A rate of {rate:g} requests/s.", resolve="give one above 0, or inf.")
+    slo = Slo.read(slo) if isinstance(slo, str) else slo
     numbers = tuple(dict.fromkeys(range(seeds) if isinstance(seeds, int) else seeds))
     require(bool(numbers), "No seeds are given.", resolve="give one or more.")
     if isinstance(trace, Trace):

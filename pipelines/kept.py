@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from joblib import Parallel, delayed
 
 from hetero import paths
 from hetero.files import writing
@@ -49,3 +51,14 @@ def case(path: Path | None, make: Callable[[], Any]) -> Any:
         with writing(path, force=True) as part:
             part.write_text(json.dumps(made) + "\n", encoding="utf-8")
     return made
+
+
+def each(
+    cases: Iterable[tuple[Path | None, Callable[[], Any]]],
+    jobs: int = 1,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Iterator[Any]:
+    """Every :func:`case` in its turn, made in so many processes; ``progress`` gets 1 after each."""
+    for made in Parallel(n_jobs=jobs, return_as="generator")(delayed(case)(*one) for one in cases):
+        progress(1)
+        yield made

@@ -4,9 +4,9 @@
 ``results/<source>/01_workloads/``: figures, tables, manifest.json and the executed notebook.
 Earlier results are replaced only by a complete new set.
 
-With ``--paper`` it runs in the paper profile, whatever params.yaml says, and only the tables and
-the manifest are kept, in ``results/paper/<source>/01_workloads/``. All other results stay as they
-are, and the report compares the verdicts.
+With ``--paper`` it runs in the paper profile, whatever params.yaml says, and all but the executed
+notebook is kept, in ``results/paper/<source>/01_workloads/``. All other results stay as they are,
+and the report shows both and compares the verdicts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(stage: str, *, traces: str | None = None, paper: bool = False) -> Path:
     traces
         ``twin`` or ``real``, instead of ``workload.source`` of params.yaml.
     paper
-        Run in the paper profile, apart from the results of others, and keep no pictures.
+        Run in the paper profile, apart from the results of others, and keep no notebook.
 
     Raises
     ------
@@ -99,10 +99,7 @@ def run(stage: str, *, traces: str | None = None, paper: bool = False) -> Path:
         # The notebook wrote to a working folder; whoever opens it should find the final one.
         text = executed.replace(given["output"], str(folder.relative_to(root)))
         text = text.replace(f"{root}/", "")
-        if paper:
-            for figure in work.glob("*.svg"):
-                figure.unlink()
-        else:
+        if not paper:
             (work / path.name).write_text(text, encoding="utf-8")
         _swap(work, folder)
         ran = build / "ran" / place

@@ -221,7 +221,7 @@ class CostModel:
         usable = machine.gpu.mem_bytes * room.memory_fraction - room.overhead_gib * _GIB
         return Rates(
             product_s=slope["products"],
-            padding_tokens=roofline.efficiency.padding_tokens,
+            padding_tokens=roofline.padding_tokens,
             weights_s=zero["weights"],
             cached_s=slope["kv cache"],
             pair_s=slope["attention"],

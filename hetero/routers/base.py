@@ -43,6 +43,11 @@ WORKLOAD, HETEROSERVE, LATENCY_AWARE, LENGTH_AWARE, PREDICTIVE = 7, 8, 9, 10, 11
 PAIR_SHARES, CACHE_AWARE, RANGE_SHARES = 12, 13, 14
 
 
+def _unseen(what: str, of: Any, name: str) -> AttributeError:
+    known = ", ".join(one.name for one in fields(of))
+    return AttributeError(f"A router sees no {what}.{name}. Resolve: use one of {known}.")
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a dispatcher knows of a request when it arrives; never its true output length."""
@@ -51,11 +56,15 @@ class Request:
     arrival_s: float
     input_tokens: int
     predicted_tokens: int
+    if not TYPE_CHECKING:  # types know what there is
+
+        def __getattr__(self, name: str) -> Any:
+            raise _unseen("request", self, name)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """What a dispatcher knows of the replicas; arrays of shape (M,), live views, not to be written.
+    """What a dispatcher knows of the replicas; arrays of shape (M,), live read-only views.
 
     Attributes
     ----------
@@ -90,8 +99,7 @@ class FleetState:
     if not TYPE_CHECKING:  # types know what there is
 
         def __getattr__(self, name: str) -> Any:
-            known = ", ".join(one.name for one in fields(self))
-            raise AttributeError(f"A router sees no fleet.{name}. Resolve: use one of {known}.")
+            raise _unseen("fleet", self, name)
 
 
 @runtime_checkable

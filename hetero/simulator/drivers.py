@@ -228,6 +228,12 @@ class Compiled(Driver):
         self._drive(loop.ADVANCE, t=t)
 
 
+def _seen(values: Any) -> Any:
+    """A view that a router can not write to."""
+    (view := values.view()).flags.writeable = False
+    return view
+
+
 class Plain(Driver):
     """Drives a router written in Python: compiled replicas, one Python call per request."""
 
@@ -248,13 +254,13 @@ class Plain(Driver):
         self.known = np.zeros(self.count, np.int64)
         self.fleet = FleetState(
             now_s=0.0,
-            outstanding=replicas["outstanding"],
-            outstanding_tokens=replicas["outstanding_tokens"],
-            waiting=replicas["waiting"],
-            running=replicas["running"],
+            outstanding=_seen(replicas["outstanding"]),
+            outstanding_tokens=_seen(replicas["outstanding_tokens"]),
+            waiting=_seen(replicas["waiting"]),
+            running=_seen(replicas["running"]),
             kv_tokens=np.where(engines["role"] == state.DECODE_ONLY, -1, engines["kv_tokens"]),
-            eligible=self.eligible,
-            known_tokens=self.known,
+            eligible=_seen(self.eligible),
+            known_tokens=_seen(self.known),
             records=arrays if getattr(router, "oracle", isinstance(router, Live)) else None,
         )
 

@@ -32,6 +32,7 @@ def markdown() -> str:
     for experts, name in (("", "servers"), (", mixtures of experts", "expert_servers")):
         frame = calibration.read(name)
         frame = frame[frame["server"].str.lower().str.contains("vllm")]
+        frame = frame.assign(gpu=frame["gpu"] + calibration.four_bit(frame))
         found = servers.medians_frame(frame, ("gpu", "test")).set_index("gpu")
         left = found[found["test"] == "gpu"].reindex(found.index.unique()).to_dict("index")
         for gpu, own in found[found["test"] == "default"].sort_index().to_dict("index").items():

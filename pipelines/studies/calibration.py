@@ -200,6 +200,7 @@ def published_frame() -> pd.DataFrame:
     keys, labels = ["gpu", "llm", "engine"], ["TPOT", "throughput", "TTFT"]
     parts = [_named(read(name)) for name in ("servers", "expert_servers")]
     frame = pd.concat(parts, ignore_index=True)
+    frame["llm"] += four_bit(frame)
     size = frame.assign(**{label: frame[label].abs() for label in labels})
     every = size[size["test"] == "default"].groupby(keys)
     found = every[labels].median().assign(runs=every.size())
@@ -224,6 +225,12 @@ def published_frame() -> pd.DataFrame:
     other = other[other["estimate"] == "IFB"].assign(aiconfigurator=other["TPOT"].abs())
     found = found.join(other.groupby(keys)["aiconfigurator"].median())
     return found.join(_floors().rename("floor"), on=["gpu", "engine"]).reset_index()
+
+
+def four_bit(frame: pd.DataFrame) -> pd.Series[str]:
+    """What the name of a GPU or model ends in, by run."""
+    packed = frame["source"].str.endswith("4-bit")
+    return packed.map({True: ", 4-bit weights", False: ""})
 
 
 _CHIPS: Final = {"b200": "B200-SXM", "h200": "H200-SXM", "h100": "H100-SXM"}

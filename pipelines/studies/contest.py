@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from joblib import Parallel, delayed
 
 from hetero import catalog, workload
 from hetero.apps.export import vllm
@@ -296,16 +295,13 @@ def contest(
     rules = rules or Rules()
     told = ([(one.name, one.effort) for one in planners], rules, effort)
     calls = (
-        delayed(kept.case)(
+        (
             kept.file(within, " ".join(one.names.values()), *told),
             partial(play, one, planners, rules, effort),
         )
         for one in matches
     )
-    rows: list[dict[str, object]] = []
-    for part in Parallel(n_jobs=jobs, return_as="generator")(calls):
-        rows += part
-        progress(1)
+    rows = [row for part in kept.each(calls, jobs, progress) for row in part]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(_KINDS)
 
 

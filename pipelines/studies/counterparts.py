@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
-from joblib import Parallel, delayed
 
 from hetero.cluster.fleets import AS, fleet
 from hetero.engines import EngineSpec
@@ -104,16 +103,13 @@ def solve(
     within
         Folder of a file per case; those that are there are not solved again.
     """
-    rows = []
     calls = (
-        delayed(kept.case)(path, partial(solved, match, own, effort, split=split))
+        (path, partial(solved, match, own, effort, split=split))
         for match, own, split, path in cases(clusters, workloads, rules, effort, within)
     )
-    for row in Parallel(n_jobs=jobs, return_as="generator")(calls):
-        rows.append(row)
-        progress(1)
     columns = [*CASE, "seed", "apart", PRICE, SEARCHED, GOODPUT, PLAIN, ALONE]
-    return pd.DataFrame(rows, columns=[*columns, "planner", "routing", "groups", "reason"])
+    columns += ["planner", "routing", "groups", "reason"]
+    return pd.DataFrame(list(kept.each(calls, jobs, progress)), columns=columns)
 
 
 def cases(

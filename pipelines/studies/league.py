@@ -225,7 +225,9 @@ def headline(pays: pd.DataFrame, worlds: pd.DataFrame) -> str:
         f"A mixed fleet carries {first[RATIO]:.2f} times what the best single GPU type for as much "
         f"money does (95 % over {_counted(first['fleets'], 'fleet')}: {first['low']:.2f} to "
         f"{first['high']:.2f}); it pays in {first['pays in']} and loses in {first['loses in']} of "
-        f"{_counted(first['cases'], 'case')}. Otherwise: {others}. Against it most: {cases}."
+        f"{_counted(first['cases'], 'case')}. Both are even where that type costs "
+        f"{1 / first[RATIO]:.2f} times as much per GPU, if what it carries goes with their number. "
+        f"Otherwise: {others}. Against it most: {cases}."
     )
 
 

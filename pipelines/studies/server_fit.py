@@ -90,7 +90,10 @@ GENERATIONS: Final = {
         "0.4-0.6",
         _first,
         ("step_s", "worker_s", "decoding_s"),
-        tested=("dstack amd", "dstack meta", "dstack batches amd", "dstack batches meta"),
+        tested=(
+            *("dstack amd", "dstack meta", "dstack batches amd", "dstack batches meta"),
+            "nm_vllm 4-bit",
+        ),
     ),
     "second": Generation("0.8-0.15", _second, ("step_s", "decoding_s", "launch_s"), "0.11"),
 }

@@ -80,7 +80,7 @@ class Group:
 
     def has(self, run: ServerRun) -> bool:
         """Whether a run is of these replicas."""
-        own = run.gpu == self.gpu and run.precision == "fp16"
+        own = run.gpu == self.gpu and run.precision in ("fp16", "int4")
         return own and run.tensor_parallel >= self.least_degree
 
     def runs(self) -> tuple[ServerRun, ...]:
@@ -88,6 +88,7 @@ class Group:
         return tuple(
             run
             for run in filter(self.has, servers.runs(self.source))
+            if run.precision == "fp16"
             # Longer static batches are not in memory at once, mostly.
             if not run.source.startswith("argonne")
             or int(run.trace.input_tokens[0]) in servers.BATCH_TOKENS

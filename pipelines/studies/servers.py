@@ -433,25 +433,27 @@ def _nm_vllm() -> Iterator[ServerRun]:
     frame = read("nm_vllm_a10g.csv")
     last = frame[frame["nm_vllm"] == frame["nm_vllm"].max()]
     for (name, rate), rows in last.groupby(["model", "rate_rps"], sort=False):
-        # Sparse weights and GPTQ need kernels that nothing here describes.
-        model = _model(str(name))
+        # Sparse weights need kernels that nothing here describes.
+        four_bit = next((one for one in ("GPTQ", "marlin") if str(name).endswith(one)), "")
+        model = _model(str(name).removesuffix(f"-{four_bit}"))
         if model is None or rows["sparsity"].notna().any():
             continue
         row = rows.median(numeric_only=True)
         count = int(row["prompts"])
         yield ServerRun(
-            "nm_vllm",
+            "nm_vllm 4-bit" if four_bit else "nm_vllm",
             f"nm-vllm {last['nm_vllm'].iloc[0]}",
             "A10G",
             model,
             1,
-            f"{rate:g} req/s",
+            f"{rate:g} req/s" + (f", {four_bit}" if four_bit else ""),
             _poisson(count, float(str(rate)), share_gpt(count, *_A10G_TOKENS)),
             {
                 "ttft_s": row["median_ttft_ms"] / 1e3,
                 "tpot_s": row["median_tpot_ms"] / 1e3,
                 "e2e_s": row["median_request_latency"] / 1e3,
             },
+            precision="int4" if four_bit else "fp16",
             engine=replace(_FIRST, max_step_tokens=4096),
         )
 

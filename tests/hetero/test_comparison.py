@@ -41,6 +41,13 @@ class Counting:
             AttributeError, match=r"no fleet\.held\. Resolve: use one of now_s, out"
         ):
             assert fleet.held
+        with pytest.raises(
+            AttributeError, match=r"no request\.output_tokens\. Resolve: use one of i"
+        ):
+            assert request.output_tokens
+        for own in (fleet.outstanding, fleet.running, fleet.known_tokens, fleet.eligible):
+            with pytest.raises(ValueError, match="read-only"):
+                own[0] = 0
         self.seen.append(request.index)
         return (len(self.seen) - 1) % 4 if fleet.eligible.all() else DEFER
 
@@ -125,8 +132,14 @@ def test_intervals_are_those_of_paired_differences() -> None:
 def test_what_was_found_is_said_and_drawn_with_paired_intervals() -> None:
     long = Table("", (Column("n"),), tuple((k,) for k in range(99)))
     assert repr(long).split("\n")[39:] == ["[62 more lines: print() shows them]"]
-    chats, slo = workload.load("azure2023_conv").head(400), Slo(ttft_s=0.5)
-    found = hetero.compare(FOUR, ["round-robin", "hetero"], chats, [40.0, 60.0], 4, slo=slo)
+    chats, rates = workload.load("azure2023_conv").head(400), [40.0, 60.0]
+    found = hetero.compare(FOUR, ["round-robin", "hetero"], chats, rates, 4, slo="ttft=500ms")
+    with pytest.raises(ParameterError, match=r"No metric is called 'ttft'. .* one of .*ttft_p95_s"):
+        found.summary("ttft")
+    with pytest.raises(
+        ParameterError, match=r"No system is called 'jsq'. .* one of round robin, h"
+    ):
+        found.summary(baseline="jsq")
     rows = found.summary().set_index(["rate_rps", "system"])
     *lines, came = found.sentence.splitlines()
     assert came == found.note

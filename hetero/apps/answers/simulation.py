@@ -264,7 +264,7 @@ def _router(given: Any) -> Any:
         raise
     except Exception as error:
         raise ParameterError(
-            f"--router {given} is not to be had ({type(error).__name__}: {error}).",
+            f"--router {given} cannot be made ({type(error).__name__}: {error}).",
             resolve="name what a module of this folder, or an installed one, calls a router, as in "
             "mine:Router; where it needs arguments, a function that gives them.",
         ) from None

@@ -16,8 +16,9 @@ attention operations per pair, ``l`` layers, ``h`` the hidden size, ``h_kv`` KV 
 parallelism sums activations twice per layer over a ring: each GPU sends ``2 (t-1) / t`` of the 2
 ``h n`` bytes in ``2 (t-1)`` hops of latency ``lambda``. ``n_pad`` tokens of padding stand for the
 tiles that matrix kernels round up to: without them, batches of 50 to 500 tokens come out too fast
-on every GPU measured. The logits' product is counted as bytes only; one row per request of it is
-computed, not one per token.
+on every GPU measured. Weights in fewer bits than they are multiplied in have as much less of it:
+small batches stay bound by those fewer bytes. The logits' product is counted as bytes only; one row
+per request of it is computed, not one per token.
 
 In a mixture of experts the first maximum is of what every token meets, and the routed experts add
 their own. A token visits ``k`` of ``E`` experts of ``P_e`` parameters and ``W_e`` bytes in each of
@@ -272,6 +273,19 @@ class Roofline(Shown):
         return 1e12 * self.gpu.peak_tflops(self.precision if native else "fp16")
 
     @property
+    def padding_tokens(self) -> float:
+        """Tokens of padding of a step's dense products.
+
+        Not fitted: with 4-bit weights on an A10G (``data/measured/servers.csv``, GPTQ and Marlin)
+        TPOT would err by 200 % and more with all of it, and errs by 8 to 21 % below saturation.
+        """
+        dense, own = self.llm.layer_params()._replace(experts=0), self.precision
+        multiplied = bytes_of(sum(dense), own if own in self.gpu.rated else "fp16")
+        return self.efficiency.padding_tokens * min(
+            1.0, self.llm.format(own).bytes(dense) / multiplied
+        )
+
+    @property
     def _bandwidth(self) -> float:
         return 1e9 * self.gpu.mem_bw_gbs
 
@@ -356,7 +370,7 @@ class Roofline(Shown):
             hop = (self.gpus - 1) * e.hop_latency_s
             experts["exchange"] = 2 * spread * (away / (link * e.link_efficiency) + hop)
         return {
-            "products": compute * (n + e.padding_tokens) / (self._flops * e.compute_efficiency),
+            "products": compute * (n + self.padding_tokens) / (self._flops * e.compute_efficiency),
             "weights": self._weight_bytes / (self._bandwidth * e.bandwidth_efficiency) * one,
             **experts,
             "logits": head / (self._bandwidth * e.bandwidth_efficiency) * one,
@@ -388,7 +402,7 @@ class Roofline(Shown):
         """Tokens of a step at which computing takes as long as reading the weights."""
         terms = self.terms(np.array([0.0, 1.0]), np.array([0, 1]))
         slope = float(np.diff(terms["products"])[0])
-        own = max(0.0, terms["weights"][1] / slope - self.efficiency.padding_tokens)
+        own = max(0.0, terms["weights"][1] / slope - self.padding_tokens)
         return float(max(1, self.expert_ranks) * own)
 
     @property

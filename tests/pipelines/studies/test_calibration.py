@@ -109,6 +109,16 @@ def test_the_public_comparison_has_every_run_once() -> None:
         assert own[label] == runs.loc[runs["test"] == test, "TPOT"].abs().median()
 
 
+def test_four_bit_weights_on_ampere_err_by_what_is_said() -> None:
+    rows = calibration.read("servers")
+    rows = rows[(rows["test"] == "default") & (rows["source"] == "nm_vllm 4-bit")]
+    assert len(rows) == 8
+    saturated = rows["load"].str.startswith("5 req/s")
+    assert rows.loc[~saturated, "TPOT"].abs().max() < 22
+    assert rows.loc[~saturated, "E2E"].abs().max() < 15
+    assert rows.loc[saturated, "TPOT"].abs().max() < 45
+
+
 def test_the_public_comparison_says_what_was_fitted_and_its_floor() -> None:
     rows = calibration.published_frame().set_index(["gpu", "llm", "engine"])
     fitted = {

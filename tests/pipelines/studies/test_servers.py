@@ -106,7 +106,7 @@ def test_every_row_that_can_be_simulated_becomes_a_run() -> None:
     counts = {name: len(servers.runs(name)) for name in servers.SOURCES if name != "mlperf"}
     assert counts == {
         "iog": 60,
-        "nm_vllm": 8,
+        "nm_vllm": 16,
         "blis": 9,
         "argonne": 1171,
         "dstack": 12,

@@ -99,6 +99,21 @@ def test_precision_changes_bytes_and_rates():
     assert float(half_cache) == pytest.approx(float(ideal().terms(1, 1, 1e5)["kv cache"]) / 2)
 
 
+@pytest.mark.parametrize("precision", ["fp8", "int4"])
+def test_weights_in_fewer_bits_than_are_multiplied_need_as_much_less_padding(precision):
+    padded = dataclasses.replace(IDEAL, padding_tokens=90)
+    plain, packed = ideal(efficiency=padded), ideal(efficiency=padded, precision=precision)
+    share = float(packed.terms(1)["weights"] / plain.terms(1)["weights"])
+    assert plain.padding_tokens == 90
+    assert packed.padding_tokens == pytest.approx(90 * share)
+    assert share < 0.51
+    # What has units of its own is multiplied in as many bits as it is read.
+    assert ideal(efficiency=padded, gpu=gpu("H100-SXM"), precision="fp8").padding_tokens == 90
+    # Where a step of one token is bound by its weights in 16 bits, it is in fewer.
+    at = [float(one.terms(1)["products"] / one.terms(1)["weights"]) for one in (plain, packed)]
+    assert at[1] == pytest.approx(at[0], rel=0.05)
+
+
 STEPS = np.unique(np.geomspace(1, 65536, 200).round())
 
 
