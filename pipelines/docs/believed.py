@@ -19,6 +19,7 @@ from hetero.files import writing
 from pipelines.studies import calibration, servers
 
 MARKS = "<!-- {}: begin -->", "<!-- {}: end -->"
+ERRORS = "throughput", "TPOT", "TTFT"
 
 
 def markdown() -> str:
@@ -37,8 +38,12 @@ def markdown() -> str:
         left = found[found["test"] == "gpu"].reindex(found.index.unique()).to_dict("index")
         for gpu, own in found[found["test"] == "default"].sort_index().to_dict("index").items():
             cells = [f"{gpu}{experts}", f"{own['runs']:.0f}"]
-            cells += [_percent(own[name]) for name in ("throughput", "TPOT", "TTFT")]
-            cells += [_percent(left[gpu][name]) for name in ("throughput", "TPOT")]
+            for test, names in ("default", ERRORS), ("gpu", ERRORS[:2]):
+                row, rows = own if test == "default" else left[gpu], frame[frame["gpu"] == gpu]
+                for name in names:
+                    told = rows.loc[rows["test"] == test, name].count()
+                    few = f" ({told})" if 0 < told < own["runs"] else ""
+                    cells.append(_percent(row[name]) + few)
             lines.append(f"| {' | '.join(cells)} |")
     mixed = pd.read_csv(paths.results() / "paper" / "twin" / "13_arena" / "worlds.csv").iloc[0]
     claims = json.loads((paths.results() / "metrics.json").read_text(encoding="utf-8"))["claims"]
@@ -46,12 +51,13 @@ def markdown() -> str:
     lines += [
         "",
         textwrap.fill(
-            "Median error of the default command over public runs that others measured, and with "
-            "every measurement of that GPU left out of all fits; notebooks 12 and 16 have each "
-            f"run. Of {tests} published values that test something, {claims['reproduced']} are "
-            f"reproduced, {claims['direction only']} in direction only, {claims['undecided']} "
-            f"undecided, {claims['not reproduced']} not, {claims['not attempted']} not attempted. "
-            "[A mixed fleet](results/paper/twin/13_arena/pays.svg) carries "
+            "Median error of the default command over public runs that others measured, and where "
+            "no fit had that GPU; in brackets how many runs tell, where fewer (notebooks 12, 16). "
+            f"Of {tests} published values that test something, "
+            f"{claims['reproduced']} are reproduced, {claims['direction only']} in "
+            f"direction only, {claims['undecided']} undecided, {claims['not reproduced']} not, "
+            f"{claims['not attempted']} not attempted. "
+            "Mixed fleets [carry](results/paper/twin/13_arena/pays.svg) "
             f"{mixed['mixed over homogeneous']:.2f} times what the best single GPU type does for "
             f"as much money ({mixed['low']:.2f} to {mixed['high']:.2f}; {mixed['fleets']} fleets).",
             118,
