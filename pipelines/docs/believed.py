@@ -89,9 +89,9 @@ def sweeps() -> str:
         "prediction": "of output lengths that errs by 1 in the logarithm gives Algorithm 2 "
         f"{errs('2, all', 1)} throughput of a queue and our router {errs('hetero, all', 1)}, by 2 "
         f"{errs('2, all', 2)} and {errs('hetero, all', 2)}.",
-        "mix": "for the same money: 6 H100 with 3 L40S carry "
-        f"{change('mix', 'goodput .requ', fleet.format('6 H100-SXM, 3 L40S'), True)} than 4 with "
-        f"8, 16 L40S {change('mix', 'goodput .requ', fleet.format('16 L40S'))}.",
+        "mix": "for the same money: 7 H100 carry "
+        f"{change('mix', 'goodput .requ', fleet.format('7 H100-SXM'), True)} than 4 with 8 L40S, "
+        f"16 L40S {change('mix', 'goodput .requ', fleet.format('16 L40S'))}.",
         "bins": "of HeteroServe: their number K does nothing as printed; with long prompts on H100 "
         f"alone K = 2 gives {change('bins', 'variant.*throughput', 2, True)} throughput than 4.",
         "skew": "of the first islands changes what a search ends with by at most "
