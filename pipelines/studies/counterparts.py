@@ -2,7 +2,8 @@
 
 Every fleet is asked for the plan that vLLM as it starts can run: phases together, requests in the
 order they come, replies of lengths that nobody knows before. The search sees arrivals of two seeds;
-what a plan carries is told by those of another.
+what a plan carries is told by those of another, and again with step times drawn from their error,
+the same for a GPU type in every fleet.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError
 from hetero.planners.base import EFFORTS
 from hetero.planners.score import Rank, goodput
-from hetero.question import Question
+from hetero.question import Question, drawn
 from hetero.routers import LeastRequests
 from hetero.search.portfolio import planners, portfolio
 from pipelines import kept
@@ -34,7 +35,7 @@ from pipelines.studies.contest import (
     most_rps,
     requests_of,
 )
-from pipelines.studies.league import ALONE, CASE, GOODPUT, PLAIN, PORTFOLIO, PRICE, SEARCHED
+from pipelines.studies.league import ALONE, CASE, DRAWN, GOODPUT, PLAIN, PORTFOLIO, PRICE, SEARCHED
 
 #: What a case rests on, beside releases: code and data by the beginnings of their names.
 DECIDING: Final = (
@@ -79,6 +80,7 @@ def solved(match: Match, rules: Rules, effort: str, *, split: bool) -> dict[str,
     plans = {GOODPUT: plan}
     if not split and single.plan:
         plans |= {PLAIN: replace(plan, router=LeastRequests()), ALONE: single.plan}
+        plans |= zip(DRAWN, drawn(plan, replace(question, seed=0), len(DRAWN)), strict=True)
     rates = {key: goodput(p, question, (seed,), near_rps=near)[0] for key, p in plans.items()}
     told = {"planner": single.planner, "routing": plan.routing, "groups": groups_told(plan)}
     return row | {SEARCHED: near} | rates | told
@@ -107,7 +109,7 @@ def solve(
         (path, partial(solved, match, own, effort, split=split))
         for match, own, split, path in cases(clusters, workloads, rules, effort, within)
     )
-    columns = [*CASE, "seed", "apart", PRICE, SEARCHED, GOODPUT, PLAIN, ALONE]
+    columns = [*CASE, "seed", "apart", PRICE, SEARCHED, GOODPUT, PLAIN, ALONE, *DRAWN]
     columns += ["planner", "routing", "groups", "reason"]
     return pd.DataFrame(list(kept.each(calls, jobs, progress)), columns=columns)
 

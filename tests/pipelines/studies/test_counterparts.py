@@ -15,7 +15,7 @@ from hetero.cluster.fleets import fleet
 from hetero.search.portfolio import portfolio
 from pipelines.studies import counterparts, league
 from pipelines.studies.contest import Match, Rules, case_of
-from pipelines.studies.league import ALONE, GOODPUT, PLAIN, PRICE, RATIO, SEARCHED
+from pipelines.studies.league import ALONE, DRAWN, GOODPUT, PLAIN, PRICE, RATIO, SEARCHED
 
 RULES = Rules(seeds=(0, 1), span_s=2.0)
 
@@ -81,6 +81,8 @@ def solved_table() -> pd.DataFrame:
     table["apart"], table[PRICE] = table.index > 5, [fleet(one).usd_per_h for one in names] * 3
     table[GOODPUT] = [6.0, 8.0, 2.0, 9.0, 10.0, 2.5, 16.0, 7.0, np.nan]
     rates = {SEARCHED: table[GOODPUT], PLAIN: table[GOODPUT] / 2, ALONE: table[GOODPUT]}
+    mixed = table["cluster"] == "current-small-12"
+    rates |= {of: table[GOODPUT] * (1 + d * mixed) for d, of in enumerate(DRAWN)}
     return table.assign(model="m", workload="w", **rates)
 
 
@@ -98,9 +100,13 @@ def test_whether_a_fleet_pays_by_hand() -> None:
     assert one["parts apart"] == pytest.approx((4 / 7 * 9 + 8 / 16 * 2.25) / 9)
     assert one["mixing adds [%]"] == pytest.approx(100 * (one[RATIO] / one["parts apart"] - 1))
     worlds = league.worlds_frame(table)
-    assert worlds[RATIO].tolist() == pytest.approx([one[RATIO]] * 3 + [16 / 8])
-    assert worlds["mixed moves [%]"].tolist() == pytest.approx([0, -50, 0, 100 * (16 / 6 - 1)])
-    assert worlds[["pays in", "loses in"]].to_numpy().tolist() == [[0, 1]] * 3 + [[1, 0]]
+    drawn = [1, 2, 3, 4, 5]
+    expected = [*(one[RATIO] * k for k in (1, 1, 1, *drawn)), 16 / 8]
+    assert worlds[RATIO].tolist() == pytest.approx(expected)
+    moves = [0, -50, 0, *(100 * (k - 1) for k in drawn), 100 * (16 / 6 - 1)]
+    assert worlds["mixed moves [%]"].tolist() == pytest.approx(moves)
+    assert worlds[["pays in", "loses in"]].to_numpy().tolist() == [[0, 1]] * 4 + [[1, 0]] * 5
     text = league.headline(league.pays_frame(table), worlds)
-    said = ("carries 0.82 times", "loses in 1 of 1 case", "better 2.00", "its types apart 0.70")
+    said = ["carries 0.82 times", "loses in 1 of 1 case", "better 2.00", "its types apart 0.70"]
+    said += ["err 0.82 to 4.11 by draw"]
     assert [one for one in said if one not in text] == []
