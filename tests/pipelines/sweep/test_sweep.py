@@ -443,7 +443,7 @@ def test_ready_sweeps_fit_their_notebooks(file):
     assert len(spec.points(found, file.name)) * values >= 12
 
 
-@pytest.mark.parametrize("name", ["bins", "mix", "prediction", "skew", "theta"])
+@pytest.mark.parametrize("name", ["bins", "mix", "prediction", "skew", "targets", "theta"])
 def test_committed_sweeps_are_those_of_their_files(name):
     loaded = hetero.sweeps.load(name)
     found, kept, points = loaded.spec, loaded.effects, loaded.frame
