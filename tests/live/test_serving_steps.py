@@ -33,19 +33,31 @@ def test_routing_follows_what_is_learnt_of_an_engine(tmp_path, learn):
         with served.file.open("w") as out:
             YAML(typ="safe", pure=True).dump(text, out)
 
-    async def send(count):
+    async def send(words, enough):
         async with client_of(served) as client:
-            return await asyncio.gather(*(ask(client, 8) for _ in range(count)))
+            asked = [asyncio.create_task(ask(client, words)) for _ in range(24)]
+            while not enough() and not all(one.done() for one in asked):
+                await asyncio.sleep(0.1)
+            for one in asked:
+                one.cancel()
+            return await asyncio.gather(*asked, return_exceptions=True)
 
     def share():
-        """Of the slow engine, of 24 requests at once."""
-        before = engines["slow"].counts()["begun"]
-        assert asyncio.run(send(24)) == [("whole", 8)] * 24
-        return (engines["slow"].counts()["begun"] - before) / 24
+        """Of the slow engine, of 24 requests at once that are cancelled before any has ended."""
+        before = {name: one.counts()["begun"] for name, one in engines.items()}
+
+        def begun(*names):
+            return sum(engines[name].counts()["begun"] - before[name] for name in names)
+
+        ends = asyncio.run(send(200, lambda: begun("fast", "slow") == 24))
+        assert all(isinstance(one, asyncio.CancelledError) for one in ends)
+        wait_until(lambda: served.metrics()["hetero_in_flight"] == 0)
+        return begun("slow") / 24
 
     write()
     with running(*engines.values(), served):
         assert share() > 0.3
+        assert asyncio.run(send(8, lambda: False)) == [("whole", 8)] * 24
         wait_until(lambda: served.metrics().get('hetero_engine_step_ratio{engine="slow"}', 0) > 2)
         refits = served.metrics()['hetero_engine_refits_total{engine="slow"}']
         assert refits == learn
