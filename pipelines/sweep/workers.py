@@ -73,7 +73,7 @@ def run_all(
             alone = [job for job in pending if job.running(own).is_file()]
             together = [job for job in pending if job not in alone]
             for batch in (*([job] for job in alone), together):
-                last = _run(batch, own, options) or last
+                last = _run(batch, own, options, 1 if workers == 1 else "all") or last
             pending = [job for job in pending if not job.ended]
             idle = 0 if len(pending) < before else idle + 1
             if idle >= _ROUNDS_WITHOUT_PROGRESS:
@@ -168,13 +168,16 @@ def _remove(folder: Path) -> None:
         gone.unlink(missing_ok=True)  # a note of an earlier version
 
 
-def _run(batch: Sequence[Job], own: str, options: dict[str, Any]) -> str:
-    """Run points; what the engine says if one of its workers died, else nothing."""
+def _run(batch: Sequence[Job], own: str, options: dict[str, Any], ahead: int | str) -> str:
+    """Run points; what the engine says if one of its workers died, else nothing.
+
+    ``ahead`` points are handed out before one has ended.
+    """
     import joblib
 
     try:
         with joblib.parallel_config(**options):
-            joblib.Parallel(batch_size=1, pre_dispatch="all")(
+            joblib.Parallel(batch_size=1, pre_dispatch=ahead)(
                 joblib.delayed(point.run)(job, own) for job in batch
             )
     except (HeteroError, KeyboardInterrupt):
@@ -194,7 +197,7 @@ def _backend(on: str, workers: int) -> Iterator[dict[str, Any]]:
     if on == "loky":
         # Workers that joblib kept from an earlier call were started in another environment.
         get_reusable_executor().shutdown(wait=True)
-        # One worker is one process too: a point must never run in the process that watches over it.
+        # With one joblib would run points in the process that watches over them: of two, one waits.
         with environment.applied(environment.stage()):
             yield {"backend": "loky", "n_jobs": max(workers or os.cpu_count() or 1, 2)}
     elif kind == "dask" and address:

@@ -12,7 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +23,7 @@ import pytest
 import hetero
 from hetero.errors import DataError
 from pipelines import guard
-from pipelines.sweep import spec
+from pipelines.sweep import point, spec, workers
 from tests.pipelines.conftest import (
     PATIENCE_S,
     Project,
@@ -184,8 +186,8 @@ def test_a_sweep_killed_at_random_moments_ends_as_an_uninterrupted_one(project, 
         time.sleep(rng.uniform(0.0, 0.1 if most else 1.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        for point in folder.glob("points/[!.]*"):
-            assert (point / "point.json").is_file(), "a half-written point counts as finished"
+        for each in folder.glob("points/[!.]*"):
+            assert (each / "point.json").is_file(), "a half-written point counts as finished"
     # Children of the last that was killed may hold its lock for a moment longer.
     for lock in folder.glob("running/*.lock"):
         with lock.open() as file:
@@ -229,8 +231,7 @@ def half(project, tmp_path_factory) -> Path:
 
 
 def test_what_is_finished_is_not_run_again_and_new_points_are_added(project, half, tmp_path):
-    marks = tmp_path / "marks"
-    marks.mkdir()
+    (marks := tmp_path / "marks").mkdir()
     folder = shutil.copytree(half, tmp_path / "grown")
     code, out, _ = swept(project, SWEEP, folder, "--json", SWEEP_MARKS=str(marks))
     assert code == 0
@@ -244,6 +245,24 @@ def test_two_sweeps_at_once_share_a_folder(project, tmp_path):
     both = [begun(project, SWEEP, folder) for _ in range(2)]
     assert [end()[0] for end in both] == [0, 0]
     check(folder)
+
+
+def test_one_worker_takes_one_point_at_a_time(tmp_path, monkeypatch):
+    busy, found = threading.Lock(), []
+
+    def run(job, own):
+        found.append(busy.locked())
+        with busy:
+            time.sleep(0.02)
+        job.target.mkdir()
+
+    monkeypatch.setattr(point, "run", run)
+    threads = {"backend": "threading", "n_jobs": 2}  # in place of two processes
+    monkeypatch.setattr(workers, "_backend", lambda *_: nullcontext(threads))
+    workers.run_all(
+        [point.Job("", str(tmp_path), str(k), "", {}, {}, 1.0) for k in range(4)], workers=1
+    )
+    assert found == [False] * 4
 
 
 def test_a_sweep_that_starts_amid_another_leaves_its_points_alone(project, tmp_path):
