@@ -288,7 +288,7 @@ def _record(found: sizing.Sizing) -> dict[str, Any]:
         "attainment": found.best.outcome.mean,
         "attainment_interval": [low, high],
         "draws": len(found.best.draws),
-        "carries_in_draws": found.best.safe,
+        "carries_in_draws": _share(found.best.draws),
         "assumed_gpus": list(found.market.assumed(found.best.counts)),
         "machines": _machines(found.market, found.best.counts),
         "cheapest_of_one_gpu_type": single
@@ -305,7 +305,7 @@ def _record(found: sizing.Sizing) -> dict[str, Any]:
                 else {
                     "usd_per_h": one.usd_per_h,
                     "attainment": one.outcome.mean,
-                    "carries_in_draws": one.safe,
+                    "carries_in_draws": _share(one.draws),
                     "machines": _machines(found.market, one.counts),
                 }
             )

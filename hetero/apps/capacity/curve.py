@@ -13,9 +13,12 @@ machines k serve:
 
 where :math:`\tau` [h] is the time that a machine is paid for before it serves, the hour before
 the first is the last of the day, and the rest is the program of
-:mod:`hetero.planners.baselines.melange`. Every hour is then simulated with its machines: where
-they miss the goal its factor :math:`f_h` is raised and the program solved again, and at the end
-machines are given back hour by hour while simulation allows it.
+:mod:`hetero.planners.baselines.melange`. Two things make it small and leave its optimum as it is:
+machines in whose place others do the same for no more money are left out, and those of every hour
+cost by the hour no less than the cheapest that serve this hour alone. Every hour is then simulated
+with its machines: where they miss the goal its factor :math:`f_h` is raised until the cheapest that
+serve it alone carry it and the program solved again, and at the end machines are given back hour by
+hour while simulation allows it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +44,9 @@ from hetero.rows import read_rows
 
 _PARTS = (3, 2)
 _TIGHT = 3  # hours that are simulated with draws of the step times
-_ROUNDS = 20
 _RAISE = 1.08
-_LIMITS = SolverLimits(gap=2e-3, nodes=5000)
+_MOST = 5.0  # of factors: no queue needs so many times the machines of a steady state
+_LIMITS = SolverLimits(gap=2e-3, nodes=1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +125,8 @@ class DayPlan(Shown):
     program_usd: float
     program_gap: float
     static_usd: float
-    tight: tuple[int, ...] = ()
-    draws: Draws = ()
+    tight: tuple[int, ...]
+    draws: Draws
 
     def machines(self, hour: int) -> Counts:
         """All machines of an hour."""
@@ -154,14 +158,10 @@ class DayPlan(Shown):
             Column("SLO met", "%", 3, of=lambda hour: 100 * self.outcomes[hour].mean),
         )
         saved = 100 * (1 - self.usd / self.static_usd)
-        hours, safe = ", ".join(map(str, self.tight)), ""
-        if self.draws:
-            safe = (
-                f"Its tightest hours ({hours}) all carry their load in {in_draws(self.draws)}, "
-                f"with {self.market.load.arriving}."
-            )
+        hours = ", ".join(map(str, self.tight))
         notes = (
-            safe,
+            f"Its tightest hours ({hours}) all carry their load in {in_draws(self.draws)}, with "
+            f"{self.market.load.arriving}.",
             f"Starts of {self.market.prices.start_s:g} s each are paid for in the total.",
             "Proven for these step times: no machines of this list serve these rates for less "
             f"than {self.bound_usd:.2f} $, targets and starts aside.",
@@ -195,13 +195,13 @@ def day(
         f"{curve.peak_rps:g}.",
         resolve="make it for the peak.",
     )
-    program = market.program(parts=_PARTS)
+    program = market.program(parts=_PARTS, lean=True)
     factors = np.ones(len(curve.rates_rps))
-    first: tuple[float, float] | None = None
-    for n in range(_ROUNDS):
-        say(f"round {n + 1}")
-        reserved, on_demand, bound, gap = _solve(market, program, curve, factors)
-        first = first or (bound, gap)
+    bounds: list[list[float]] = []
+    for n in count(1):
+        say(f"round {n}")
+        reserved, on_demand, *bound = _solve(market, program, curve, factors)
+        bounds.append(bound)
         missed = [
             hour
             for hour, rate in enumerate(curve.rates_rps)
@@ -209,20 +209,14 @@ def day(
         ]
         if not missed:
             break
-        factors[missed] *= _RAISE
-    else:
-        raise InfeasibleError(
-            f"Hour {missed[0]} misses the targets in simulation with {_RAISE**_ROUNDS:.1f} times "
-            "the machines of its steady state.",
-            resolve="relax the targets or the goal, or offer other machines.",
-        )
+        for hour in missed:
+            factors[hour] = _raised(market, program, curve.rates_rps[hour], factors[hour])
     say("machines to give back")
     reserved, on_demand = _give_back(market, curve, reserved, on_demand)
     fluid = market.bound(reserved=True)
     floor = sum(fluid.least_usd_per_h(rate) for rate in curve.rates_rps)
     fleets = [together(reserved, one) for one in on_demand]
     loads = [load.at(rate) for rate in curve.rates_rps]
-    assert first is not None
     say("draws of step times")
     outcomes = tuple(map(market.play, fleets, loads))
     tight = sorted(
@@ -237,12 +231,28 @@ def day(
         outcomes=outcomes,
         usd=_usd(market, reserved, on_demand),
         bound_usd=floor,
-        program_usd=first[0],
-        program_gap=first[1],
+        program_usd=bounds[0][0],
+        program_gap=bounds[0][1],
         static_usd=len(on_demand) * _reserved_usd(market, fleets[int(np.argmax(curve.rates_rps))]),
         tight=tuple(tight),
         draws=tuple(map(all, zip(*each, strict=True))),
     )
+
+
+def _raised(market: Market, one: MelangeProgram, rate_rps: float, factor: float) -> float:
+    """The next factor at which the cheapest machines that serve a rate alone also carry it."""
+    while True:
+        factor *= _RAISE
+        require(
+            factor < _MOST,
+            f"{rate_rps:g} requests/s miss the targets in simulation with {_MOST:g} times the "
+            "machines of their steady state.",
+            resolve="relax the targets or the goal, or offer other machines.",
+            error=InfeasibleError,
+        )
+        used = one.cheapest(factor * rate_rps).used
+        if market.sustains(market.counts(one, used), market.load.at(rate_rps)):
+            return factor
 
 
 def _solve(
@@ -250,17 +260,19 @@ def _solve(
 ) -> tuple[Counts, list[Counts], float, float]:
     """The program of a day with a factor per hour."""
     program, hours = Program(minimize=True), len(curve.rates_rps)
-    place = {kind.machines: k for k, kind in enumerate(market.kinds) if kind.machines}
-    names = [(place[one.kinds[k].machines], one.kinds[k].divisions[p]) for k, p in one.columns]
+    names = [*market.counts(one, [(k, one.kinds[k].divisions[p], 1) for k, p in one.columns])]
     offers = [market.offers[k] for k, _ in names]
     hourly = np.array([offer.usd_per_h for offer in offers])
     kept = np.array([offer.reserved_usd_per_h or offer.usd_per_h for offer in offers])
-    paid = market.prices.start_s / 3600.0
     reserved = program.variables(len(names), objective=hours * kept, integer=True)
     rented = [program.variables(len(names), objective=hourly, integer=True) for _ in range(hours)]
-    for hour, rate in enumerate(curve.rates_rps):
-        one.serve(program, [reserved, rented[hour]], float(factors[hour]) * rate)
-        started = program.variables(len(names), objective=hourly * paid)
+    rates = (factors * np.array(curve.rates_rps)).tolist()
+    least = {rate: one.cheapest(rate).bound for rate in {*rates}}
+    for hour, rate in enumerate(rates):
+        one.serve(program, [reserved, rented[hour]], rate)
+        alone = program.rows(1, lower=least[rate] * (1 - 1e-9))
+        program.entries(alone, [*reserved, *rented[hour]], [*hourly, *hourly])
+        started = program.variables(len(names), objective=hourly * market.prices.start_s / 3600.0)
         more = program.rows(len(names), lower=0.0)
         program.entries(more, started, 1.0)
         if hours > 1:  # a single hour is also the one before it
@@ -307,10 +319,12 @@ def _give_back(
 
 def _usd(market: Market, reserved: Counts, on_demand: Sequence[Counts]) -> float:
     """Price of a day, starts included [$]."""
-    paid = market.prices.start_s / 3600.0
-    total = len(on_demand) * _reserved_usd(market, reserved)
-    total += sum(market.usd_per_h(one) for one in on_demand)
-    return total + paid * sum(market.usd_per_h(one) for one in _starts(on_demand))
+    rented, started = (sum(map(market.usd_per_h, each)) for each in (on_demand, _starts(on_demand)))
+    return (
+        len(on_demand) * _reserved_usd(market, reserved)
+        + rented
+        + market.prices.start_s / 3600.0 * started
+    )
 
 
 def _starts(on_demand: Sequence[Counts]) -> list[Counts]:

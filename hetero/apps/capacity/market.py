@@ -12,6 +12,7 @@ import numpy as np
 from hetero.apps.capacity.fluid import Counts, Fluid
 from hetero.apps.capacity.outcome import Outcome, dispatcher, outcome
 from hetero.apps.capacity.prices import Offer, PriceList
+from hetero.arrays import Floats
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
@@ -116,9 +117,22 @@ class Market:
         machines = [self.offers[k].machine(name) for k, name in self._named(numbers)]
         return Cluster(self.prices.name, tuple(machines), source=self.prices.source)
 
-    def program(self, only: str | None = None, parts: tuple[int, int] = (6, 4)) -> MelangeProgram:
-        """The integer program of all kinds, or of those of one GPU type."""
-        chosen = [k for k in self.kinds if only in (None, k.machine.gpu.name) and k.machines]
+    def program(
+        self,
+        only: str | None = None,
+        parts: tuple[int, int] = (6, 4),
+        *,
+        lean: bool = False,
+    ) -> MelangeProgram:
+        """The integer program of all kinds, of those of one GPU type, or of those worthwhile."""
+        kept = self.worthwhile(parts) if lean else None
+        chosen = [
+            replace(kind, divisions=own)
+            for k, kind in enumerate(self.kinds)
+            if only in (None, kind.machine.gpu.name)
+            and kind.machines
+            and (own := tuple(d for d in kind.divisions if kept is None or (k, d) in kept))
+        ]
         require(
             bool(chosen),
             f"{self.prices.name} offers no machine of {only or 'any kind'} for {self.llm.name}.",
@@ -137,6 +151,46 @@ class Market:
             parts=parts,
             solver="gscip",
         )
+
+    def worthwhile(
+        self, parts: tuple[int, int] = (6, 4), most: float = np.inf
+    ) -> list[tuple[int, tuple[int, ...]]]:
+        r"""Kinds and divisions, cheapest first, that no others outdo for no more money.
+
+        Of i, with :math:`n_i` instances of one degree, as many do what one machine j does as
+
+        .. math:: \lceil \sum_{d \in j} \max_s T_{sjd} / (n_i T_{si}) \rceil
+
+        with T as in :mod:`hetero.planners.baselines.melange`: whatever an instance of j serves,
+        its term of machines i serves as well. With ``most`` no more than so many stand in for one;
+        machines of limited number stand in for none.
+        """
+        ranges = buckets(self.load.trace, inputs=parts[0], outputs=parts[1])
+        rates = {
+            (k, d): np.array([capacity_rps(one, part, self.load.slo) for part in ranges])
+            for k, kind in enumerate(self._kinds)
+            for d, one in kind.instances.items()
+        }
+        found: list[tuple[int, tuple[int, ...]]] = []
+        others: list[tuple[Floats, Floats]] = []  # what stands in for others: rates, prices
+        for k, division in sorted(
+            ((k, one) for k, kind in enumerate(self._kinds) for one in kind.divisions),
+            key=lambda at: self.offers[at[0]].usd_per_h,
+        ):
+            offer, each = self.offers[k], np.array([rates[k, d] for d in division])
+            usd = np.array([offer.usd_per_h, offer.reserved_usd_per_h or offer.usd_per_h])
+            with np.errstate(divide="ignore", invalid="ignore"):
+                need = [np.where(each > 0, each / one, 0.0).max(axis=1).sum() for one, _ in others]
+            outdone = any(
+                n <= most and np.all(n * price <= usd * (1 + 1e-9))
+                for n, (_, price) in zip(np.ceil(np.array(need) - 1e-9), others, strict=True)
+            )
+            if not outdone:
+                found.append((k, division))
+            limited = offer.limit is not None or offer.gpu.name in dict(self.prices.most_gpus)
+            if not (outdone or limited or len({*division}) > 1):
+                others.append((len(division) * each[0], usd))
+        return found
 
     @cached_property
     def fluid(self) -> Fluid:
@@ -256,10 +310,13 @@ class Market:
         load = load or self.load
         key = (*_key(counts, load), draws)
         if key not in self._drawn:
-            gpus = {offer.gpu.name: offer.gpu for offer in self.offers}
-            engine, experts = self.settings.engine.name, bool(self.llm.experts)
             self._drawn[key] = sustained_draws(
-                self.plan(counts), gpus, load, draws=draws, engine=engine, experts=experts
+                self.plan(counts),
+                {offer.gpu.name: offer.gpu for offer in self.offers},
+                load,
+                draws=draws,
+                engine=self.settings.engine.name,
+                experts=bool(self.llm.experts),
             )
         return self._drawn[key]
 

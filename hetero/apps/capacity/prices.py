@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from hetero import catalog, files
 from hetero.catalog import Gpu, Link
@@ -205,12 +205,10 @@ def from_catalog(gpus: Iterable[str] | None = None, *, sizes: Sequence[int] = _S
     >>> [offer.name for offer in from_catalog(["L4"]).offers]
     ['1xL4', '2xL4', '4xL4', '8xL4']
     """
-    chosen = catalog.gpus() if gpus is None else [catalog.gpu(name) for name in gpus]
+    priced = (one.name for one in catalog.gpus() if one.usd_per_h is not None)
     offers = []
-    for gpu in chosen:
+    for gpu in map(catalog.gpu, priced if gpus is None else gpus):
         if gpu.usd_per_h is None:
-            if gpus is None:
-                continue
             raise ParameterError(
                 f"The catalog has no price of {gpu.name}.",
                 resolve="give a price list with its usd_per_h.",
@@ -219,11 +217,7 @@ def from_catalog(gpus: Iterable[str] | None = None, *, sizes: Sequence[int] = _S
     return PriceList("catalog", tuple(offers), _CATALOG)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class _OfferText(_Strict):
+class _OfferText(BaseModel, extra="forbid", strict=True, frozen=True):
     gpu: Name
     count: _Count = 1
     usd_per_h: _Price
@@ -234,7 +228,7 @@ class _OfferText(_Strict):
     link: Name | None = None
 
 
-class _ListText(_Strict):
+class _ListText(BaseModel, extra="forbid", strict=True, frozen=True):
     name: Name | None = None
     source: str = ""
     start_s: Annotated[float, Field(ge=0, lt=3600)] = _START_S

@@ -30,14 +30,12 @@ from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.outcome import Outcome, dispatcher, outcome
 from hetero.apps.capacity.prices import PriceList
-from hetero.apps.capacity.spot import Kind, cheapest_set
-from hetero.arrays import Floats
+from hetero.apps.capacity.spot import cheapest_set
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError, ParameterError
 from hetero.planners.base import Planner
-from hetero.planners.baselines.capacity import buckets, capacity_rps
 from hetero.plans import Plan
 from hetero.question import DRAWS, Load, Question, in_draws, sustained_draws, sustained_rps
 from hetero.simulator import Event
@@ -398,7 +396,7 @@ def spare(
             found[name] = one
         return Spare(market, more, tuple((name, found[name]) for name, _ in every), whole)
 
-    each = {(k, division): market.offers[k].usd_per_h for k, division in _undominated(market)}
+    each = {at: market.offers[at[0]].usd_per_h for at in market.worthwhile(most=1)}
     found = cheapest_set(each, market.allowed, holds, _SETS)
     if found is None:
         raise InfeasibleError(
@@ -436,19 +434,3 @@ def _left(plan: Plan, load: Load, down: tuple[str, ...]) -> Outcome | None:
     if len(down) == len(plan.deployment.replicas):
         return None
     return outcome(plan, load, events=[Event(0.0, name) for name in down], stop_early=True)
-
-
-def _undominated(market: Market) -> list[Kind]:
-    """Kinds and divisions, cheapest first, without those that a cheaper one outdoes throughout."""
-    ranges = buckets(market.load.trace)
-    found: list[tuple[Floats, Kind]] = []
-    for k, division in sorted(market.fluid.columns, key=lambda at: market.offers[at[0]].usd_per_h):
-        each = [market.kinds[k].instances[d] for d in division]
-        rates = np.array(
-            [sum(capacity_rps(one, part, market.load.slo) for one in each) for part in ranges]
-        )
-        limited = market.offers[k].limit is not None
-        if limited or not any(np.all(other >= rates) for other, _ in found):
-            # What is limited may run out, so that it stands in for nothing else.
-            found.append((0.0 * rates if limited else rates, (k, division)))
-    return [at for _, at in found]

@@ -59,11 +59,6 @@ class Candidate:
     outcome: Outcome
     draws: Draws = ()
 
-    @property
-    def safe(self) -> float | None:
-        """Share of the draws of step times in which it carries the load; None without any."""
-        return float(np.mean(self.draws)) if self.draws else None
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sizing(Shown):
@@ -189,7 +184,7 @@ class Sizing(Shown):
         for name, one in self.alone.items():
             least = self.least_usd_per_h.get(name)
             if isinstance(one, Candidate):
-                safe = None if one.safe is None else 100 * one.safe
+                safe = 100 * np.mean(one.draws) if one.draws else None
                 rows.append(
                     (name, one.usd_per_h, least, 100 * one.outcome.mean, safe, self._fleet(one))
                 )

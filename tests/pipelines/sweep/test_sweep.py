@@ -231,7 +231,8 @@ def half(project, tmp_path_factory) -> Path:
 
 
 def test_what_is_finished_is_not_run_again_and_new_points_are_added(project, half, tmp_path):
-    (marks := tmp_path / "marks").mkdir()
+    marks = tmp_path / "marks"
+    marks.mkdir()
     folder = shutil.copytree(half, tmp_path / "grown")
     code, out, _ = swept(project, SWEEP, folder, "--json", SWEEP_MARKS=str(marks))
     assert code == 0

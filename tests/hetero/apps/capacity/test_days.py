@@ -64,6 +64,17 @@ def test_no_way_to_rent_one_kind_of_machine_is_cheaper(discount: float, start_s:
         assert found.reserved
 
 
+@pytest.mark.parametrize("model", ["Llama-3-8B", "LLaMA-1-30B"])
+def test_machines_that_others_outdo_are_left_out_and_no_optimum_changes(model: str) -> None:
+    load = Load(CHATS, 20.0, Slo(ttft_s=2.0, tpot_s=0.12))
+    here = Market(prices.from_catalog().limited({"A40": 3}), catalog.llm(model), load)
+    full, lean = (here.program(parts=(3, 2), lean=lean) for lean in (False, True))
+    assert len(lean.columns) < len(full.columns) / 2
+    assert any(kind.machine.gpu.name == "A40" for kind in lean.kinds)
+    for rate in (0.5, 3.0, 20.0):
+        assert lean.cheapest(rate).usd_per_h == pytest.approx(full.cheapest(rate).usd_per_h)
+
+
 def test_the_table_and_the_figure_show_every_hour(tmp_path) -> None:
     found = day(market(0.75), CURVE)
     assert len(found.tight) == 3
@@ -75,10 +86,8 @@ def test_the_table_and_the_figure_show_every_hour(tmp_path) -> None:
     assert frame["price [$/h]"].sum() <= found.usd + 1e-9
     figures.use_style()
     drawn = answers.day(found)
-    top = drawn.axes[0]
-    heights = np.sum(
-        [patch.get_data().values - patch.get_data().baseline for patch in top.patches], axis=0
-    )
+    bars = (patch.get_data() for patch in drawn.axes[0].patches)
+    heights = np.sum([bar.values - bar.baseline for bar in bars], axis=0)
     assert list(heights) == [sum(found.machines(hour).values()) for hour in range(6)]
     figures.close(drawn)
 
@@ -99,18 +108,13 @@ def test_curves_come_from_files(tmp_path) -> None:
     with pytest.raises(DataError, match="no such file"):
         LoadCurve.load(tmp_path / "none.csv")
     with pytest.raises(ParameterError, match="make it for the peak"):
-        day(replace_rate(market(1.0)), CURVE)
-
-
-def replace_rate(here: Market) -> Market:
-    return Market(here.prices, here.llm, here.load.at(1.0), IN_PAPERS)
+        day(replace(market(1.0), load=Load(CHATS, 1.0)), CURVE)
 
 
 def test_the_command_writes_the_day(tmp_path, told) -> None:
     path, picture = tmp_path / "day.csv", tmp_path / "day.svg"
     path.write_text("hour,rate_rps\n0,2\n1,6\n2,2\n")
-    words = ("size", "--curve", path, "--gpu", "A40", "--seeds", "1")
-    found = told(*words, "--figure", picture)
+    found = told("size", "--curve", path, "--gpu", "A40", "--seeds", "1", "--figure", picture)
     assert found["bound_usd"] <= found["usd"]
     assert [hour["rate_rps"] for hour in found["hours"]] == [2, 6, 2]
     assert picture.read_text().startswith("<?xml")

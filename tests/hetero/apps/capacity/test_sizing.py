@@ -44,12 +44,11 @@ MODEL = catalog.llm("Llama-3-8B")
 CHATS = workload.load("azure2023_conv")
 RATE = 25.0
 SLO = Slo(ttft_s=2.0, tpot_s=0.12)
+LOAD = Load(CHATS, 5.0, SLO, precision=0.05)
 
 
 def market(rate_rps: float, gpus=("L4", "A40"), precision=0.05, most=None) -> Market:
-    listed = prices.from_catalog(gpus, sizes=(1,))
-    if most is not None:
-        listed = listed.limited(most)
+    listed = prices.from_catalog(gpus, sizes=(1,)).limited(most or {})
     return Market(listed, MODEL, Load(CHATS, rate_rps, SLO, 0.9, precision, (0,)), IN_PAPERS)
 
 
@@ -132,9 +131,7 @@ def test_the_bound_on_the_rate_holds_in_simulation_and_is_met_by_equal_requests(
     assert work.max() == pytest.approx(50 * floor_s / slots)
     busy = Trace(np.zeros(3200), np.full(3200, 100), np.full(3200, replies))
     run = simulate(Deployment("one", (one,)), busy, RoundRobin())
-    reached = 3200 / run.span_s
-    assert reached <= 1.0 / work.max()
-    assert reached >= 0.9 / work.max()
+    assert 0.9 / work.max() <= 3200 / run.span_s <= 1.0 / work.max()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -187,26 +184,24 @@ def test_limits_are_kept_and_what_does_not_suffice_is_said() -> None:
 
 def test_a_division_that_smaller_machines_offer_as_cheaply_is_left_out() -> None:
     listed = prices.from_catalog(["A40"], sizes=(1, 2, 4))
-    load = Load(CHATS, 5.0, SLO, precision=0.05)
-    assert Market(listed, MODEL, load, IN_PAPERS).fluid.columns == [(0, (1,)), (1, (2,)), (2, (4,))]
+    assert Market(listed, MODEL, LOAD, IN_PAPERS).fluid.columns == [(0, (1,)), (1, (2,)), (2, (4,))]
     offers = tuple(
         replace(o, usd_per_h=o.usd_per_h * (2 if o.count == 1 else 1)) for o in listed.offers
     )
-    dear = Market(replace(listed, offers=offers), MODEL, load, IN_PAPERS)
+    dear = Market(replace(listed, offers=offers), MODEL, LOAD, IN_PAPERS)
     assert (1, (1, 1)) in dear.fluid.columns
     assert (2, (2, 2)) not in dear.fluid.columns
 
 
 def test_only_gpus_that_compute_in_the_precision_are_offered() -> None:
     listed = prices.from_catalog(["A40", "L40S"], sizes=(1,))
-    load = Load(CHATS, 5.0, SLO, precision=0.05)
-    here = Market(listed, MODEL, load, CostSettings(engine=EngineSpec(name="any", precision="fp8")))
+    here = Market(listed, MODEL, LOAD, CostSettings(engine=EngineSpec(name="any", precision="fp8")))
     assert [offer.gpu.name for offer in here.offers] == ["L40S"]
     with pytest.raises(InfeasibleError, match="computes in fp8"):
         Market(
             prices.from_catalog(["A40"]),
             MODEL,
-            load,
+            LOAD,
             CostSettings(engine=EngineSpec(name="any", precision="fp8")),
         )
 
@@ -214,17 +209,16 @@ def test_only_gpus_that_compute_in_the_precision_are_offered() -> None:
 def test_only_gpus_that_the_engine_runs_on_are_offered() -> None:
     machines = [prices.Offer(catalog.gpu(name), 1, 1.0) for name in ("L40S", "MI300X", "V100-16GB")]
     listed = replace(prices.from_catalog(["L40S"]), offers=tuple(machines))
-    load = Load(CHATS, 5.0, SLO, precision=0.05)
 
     def offered(engine: EngineName) -> list[str]:
-        here = Market(listed, MODEL, load, CostSettings(engine=EngineSpec(name=engine)))
+        here = Market(listed, MODEL, LOAD, CostSettings(engine=EngineSpec(name=engine)))
         return [offer.gpu.name for offer in here.offers]
 
     assert offered("vllm") == ["L40S", "MI300X"]
     assert offered("trtllm") == ["L40S"]
     few = replace(listed, offers=tuple(machines[1:2]))
     with pytest.raises(InfeasibleError, match="computes in int8 under vLLM"):
-        Market(few, MODEL, load, CostSettings(engine=EngineSpec(precision="int8")))
+        Market(few, MODEL, LOAD, CostSettings(engine=EngineSpec(precision="int8")))
 
 
 def test_a_load_without_targets_must_keep_up() -> None:
@@ -276,8 +270,8 @@ def test_a_fleet_says_in_how_many_draws_it_carries_the_load() -> None:
     here = market(5.0)
     found = cheapest(here)
     assert len(found.best.draws) == DRAWS
-    assert 0 < found.best.safe < 1
-    assert f"in {100 * found.best.safe:.0f} % of 24 draws" in str(found)
+    assert 0 < np.mean(found.best.draws) < 1
+    assert f"in {100 * np.mean(found.best.draws):.0f} % of 24 draws" in str(found)
     assert "for these step times" in str(found)
     plan, load = found.plan, here.load
     gpus = {offer.gpu.name: offer.gpu for offer in here.offers}
