@@ -45,7 +45,7 @@ from hetero.rows import read_rows
 _PARTS = (3, 2)
 _TIGHT = 3  # hours that are simulated with draws of the step times
 _RAISE = 1.08
-_MOST = 5.0  # of factors: no queue needs so many times the machines of a steady state
+_MOST = 5.0  # of factors: beyond, it is not a queue that misses the targets
 _LIMITS = SolverLimits(gap=2e-3, nodes=1000)
 
 
