@@ -76,8 +76,8 @@ def test_searches_are_kept_by_code_and_release(monkeypatch, tmp_path):
 def test_the_paper_profile_says_how_long_its_searches_take(monkeypatch):
     monkeypatch.setattr(study, "LAYOUT_CPU_S", (0.36, 3.6, 36.0))
     section = schema.load(profile="paper").of("island_outer_loop")
-    # 320, 3,840 and 4,160 by the divider at 4, 8 and 16; 560 and 800 in slots.
-    assert "9,680 layouts, about 9.4 CPU hours" in study.forecast(section)
+    # 800, 9,600 and 10,400 by the divider at 4, 8 and 16; 1,400 and 2,000 in slots.
+    assert "24,200 layouts, about 23.5 CPU hours" in study.forecast(section)
 
 
 def test_claims_are_means_over_trials_with_their_interval():
